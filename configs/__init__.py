@@ -1,0 +1,1 @@
+"""One file per recipe; `common.py` holds every field."""

@@ -1,0 +1,234 @@
+r"""Every field of a run, with its default, unit and special values.
+
+A recipe is a file beside this one whose `get_config()` starts from
+`common.get_config()` and states only its differences. Any field can be
+changed on the command line: `--config.rollout.temperature=0.7`.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the whole configuration tree with its defaults."""
+  config = ml_collections.ConfigDict()
+
+  # Seed of everything that is random: order, sampling, ties, initial weights.
+  config.seed = 0
+  # What is optimised: "grpo" | "sft".
+  config.algorithm = "grpo"
+
+  # ----- model -----
+  config.model = model = ml_collections.ConfigDict()
+  # Checkpoint: a Hugging Face folder, a .gguf file, or "bundled:tiny".
+  # Empty: random weights of `preset` with the tokenizer in `tokenizer`.
+  model.path = ""
+  # Name in toolrl_jax/model/presets.py; only used when `path` is empty.
+  model.preset = ""
+  # Folder with tokenizer files. Empty: the one in `path`.
+  model.tokenizer = ""
+  # Dtype of the master parameters: "float32" | "bfloat16".
+  model.param_dtype = "float32"
+  # Dtype of the matrix products: "bfloat16" | "float32".
+  model.compute_dtype = "bfloat16"
+  # What the backward pass recomputes: "none" | "layer" | "dots".
+  model.remat = "layer"
+
+  # ----- data -----
+  config.data = data = ml_collections.ConfigDict()
+  # Training rows: a file, or "synthetic:N" for N generated examples.
+  data.train_path = ""
+  # Held-out rows, same forms. Empty: no held-out evaluation.
+  data.eval_path = ""
+  # "auto" (by suffix and fields) | "toolrl_parquet" | "toolrl_json" | "jsonl".
+  data.format = "auto"
+  # Prompts longer than this are over-long, in tokens.
+  data.max_prompt_tokens = 2048
+  # What happens to an over-long prompt: "drop" | "truncate_left" | "error".
+  data.overlong = "drop"
+  # What happens to a row that does not parse: "drop" | "error".
+  data.bad_rows = "drop"
+  # Bucket lengths for prompts, in tokens; the last must be at least
+  # `max_prompt_tokens`. Empty: powers of two from 128.
+  data.prompt_buckets = ()
+
+  # ----- prompt -----
+  config.prompt = prompt = ml_collections.ConfigDict()
+  # "toolrl" (single user turn) | "native" (chat template) | "context".
+  prompt.template = "toolrl"
+  # Thinking in the history: "official" (the template's rule) | "keep" | "drop".
+  prompt.thinking = "official"
+  # Extra system text. Empty: none.
+  prompt.system = ""
+
+  # ----- sampler -----
+  config.sampler = sampler = ml_collections.ConfigDict()
+  # Prompts a step (B).
+  sampler.prompts_per_step = 512
+  # Passes over the training rows.
+  sampler.num_epochs = 15
+  # Steps at which to stop early. 0: the epochs alone decide.
+  sampler.max_steps = 0
+  # Streak filter k: a prompt solved in its last k visits is left out. 0: off.
+  sampler.streak = 0
+  # How a left-out prompt returns: "skip_epoch" | "permanent" | "probe".
+  sampler.reentry = "skip_epoch"
+  # With "probe": epochs between two visits of a left-out prompt.
+  sampler.probe_every_epochs = 4
+
+  # ----- rollout -----
+  config.rollout = rollout = ml_collections.ConfigDict()
+  # "jetstream" (the orchestrator's driver) | "inline" (a plain loop).
+  rollout.server = "jetstream"
+  # Rollouts a prompt (G).
+  rollout.group_size = 4
+  # Longest completion, in tokens, the stop token included.
+  rollout.max_completion_tokens = 1024
+  # Bucket lengths for completions, in tokens. Empty: powers of two from 64.
+  rollout.completion_buckets = ()
+  # Sampling temperature; 0 is greedy.
+  rollout.temperature = 1.0
+  # Nucleus: keep the smallest set of tokens with this probability. 1: off.
+  rollout.top_p = 1.0
+  # Keep the k most probable tokens. 0: off.
+  rollout.top_k = 0
+  # Decode rows (R) of one engine.
+  rollout.slots = 64
+  # Most tokens a decode call gives each row.
+  rollout.decode_chunk = 16
+  # A decode call ends early when this many rows became free. 0: never.
+  rollout.refill = 4
+  # "shared": a group's prompt is computed once. "repeated": once a rollout.
+  rollout.layout = "shared"
+
+  # ----- reward -----
+  config.reward = reward = ml_collections.ConfigDict()
+  # "toolrl" | "n1" | "looptool".
+  reward.name = "toolrl"
+  # Calls to gold calls: "optimal" (paper) | "greedy" (authors' code).
+  reward.matching = "optimal"
+  # "fixed" | "equal_max" | "two_stage" | "dynamic".
+  reward.scale = "fixed"
+  # "fine" (original) | "refined" | "intermediate" | "coarse".
+  reward.granularity = "fine"
+  # Length term: "none" | "fixed" | "dynamic".
+  reward.length = "none"
+  # Constants of "two_stage" and the dynamic variants: "paper" | "authors".
+  reward.schedule = "paper"
+  # Steps of the whole run, for the paper's schedules.
+  reward.schedule_steps = 105
+  # Equality of values: "python" (1 == 1.0 == True) | "strict" (types count) |
+  # "sets" (lists as sets, LoopTool).
+  reward.equality = "python"
+  # What gold without a call earns as correctness: "zero" (authors' code) |
+  # "match" (full when no call is made, least when one is made).
+  reward.no_call = "zero"
+  # Newlines allowed after </think>: "one" | "one_or_two" (Qwen3's blank line).
+  reward.newlines = "one"
+
+  # ----- selection -----
+  config.selection = selection = ml_collections.ConfigDict()
+  # Rollouts kept a group (S). 0: all.
+  selection.keep = 0
+  # "max_variance" | "random" | "stratified".
+  selection.rule = "max_variance"
+  # Groups with equal rewards: "drop" (out of the divisor) | "keep" (advantage
+  # 0, still counted by the divisor).
+  selection.zero_variance = "keep"
+
+  # ----- advantage -----
+  config.advantage = advantage = ml_collections.ConfigDict()
+  # Mean and std over the "kept" rollouts or over "all".
+  advantage.statistics = "kept"
+  # "population" | "sample" | "none".
+  advantage.std = "population"
+  # Added to the std, in reward units.
+  advantage.eps = 1e-6
+
+  # ----- loss -----
+  config.loss = loss = ml_collections.ConfigDict()
+  # "shared": the prompt once a group. "repeated": once a rollout (baseline).
+  loss.layout = "shared"
+  # PPO clip range: ratio in [1 - clip_low, 1 + clip_high].
+  loss.clip_low = 0.2
+  loss.clip_high = 0.2
+  # Weight of the KL to the reference policy, per nat. 0: off.
+  loss.kl_coef = 0.0
+  # Where the KL stands: "loss" | "reward".
+  loss.kl_in = "loss"
+  # Weight of the entropy bonus, per nat. 0: off.
+  loss.entropy_coef = 0.0
+  # "token_mean" | "sequence_mean" | "fixed" (divide by max tokens).
+  loss.aggregation = "token_mean"
+  # Optimizer steps a batch and pass.
+  loss.minibatches = 1
+  # Passes over a batch.
+  loss.epochs_per_batch = 1
+  # Truncation of the rollout/trainer importance weight. 0: off.
+  loss.importance_correction = 0.0
+  # Tokens whose logits exist at one time.
+  loss.logprob_chunk_tokens = 4096
+
+  # ----- optimizer (AdamW) -----
+  config.optimizer = optimizer = ml_collections.ConfigDict()
+  # Peak learning rate.
+  optimizer.learning_rate = 1e-6
+  # Linear warm-up, in optimizer steps.
+  optimizer.warmup_steps = 0
+  # After warm-up: "constant" | "cosine" | "linear" (to `final_scale`).
+  optimizer.schedule = "constant"
+  # Learning rate at the end, as a fraction of the peak.
+  optimizer.final_scale = 0.0
+  optimizer.b1 = 0.9
+  optimizer.b2 = 0.999
+  optimizer.eps = 1e-8
+  optimizer.weight_decay = 0.0
+  # Gradients are clipped to this global norm. 0: off.
+  optimizer.clip_norm = 1.0
+
+  # ----- mesh -----
+  config.mesh = mesh = ml_collections.ConfigDict()
+  # "pmap" (parameters replicated) | "sharded" (jit over a mesh).
+  mesh.strategy = "sharded"
+  # Axis sizes of "sharded"; one may be -1 (what remains). "pmap" uses all
+  # devices.
+  mesh.data = 1
+  mesh.fsdp = -1
+  mesh.tensor = 1
+
+  # ----- checkpoint -----
+  config.checkpoint = checkpoint = ml_collections.ConfigDict()
+  # Steps between two saves. 0: only at the end.
+  checkpoint.every_steps = 15
+  # Newest checkpoints kept.
+  checkpoint.keep_last = 2
+  # Best checkpoints by held-out exact-call rate kept.
+  checkpoint.keep_best = 1
+  # Write a Hugging Face folder at the end.
+  checkpoint.export = True
+
+  # ----- logging -----
+  config.logging = logging = ml_collections.ConfigDict()
+  # Rollouts written to samples.jsonl a step.
+  logging.samples_per_step = 4
+  logging.tensorboard = True
+  # A warning when the share of parsable completions falls below this.
+  logging.min_parse_frac = 0.2
+  # A warning when the share of completions with a call falls below this
+  # fraction of the share of gold with a call.
+  logging.min_tool_call_frac = 0.2
+  # Preflight: largest share of training rows whose gold scores no success.
+  logging.max_bad_gold_frac = 0.1
+  # "a:b" writes a profiler trace of steps a to b. Empty: off.
+  logging.profile_steps = ""
+
+  # ----- eval -----
+  config.eval = evaluation = ml_collections.ConfigDict()
+  # Steps between two held-out evaluations; also before and after. 0: only
+  # before and after.
+  evaluation.every_steps = 5
+  # Held-out examples used. 0: all.
+  evaluation.num_examples = 0
+  # Also sample once at the rollout temperature, beside greedy.
+  evaluation.sampled = True
+  # A recipe that sets an unknown field fails at once, with the nearest name.
+  return config.lock()

@@ -1,0 +1,50 @@
+"""Options, devices and shared files of the whole suite."""
+
+import pathlib
+
+import jax
+import pytest
+
+# Eight simulated devices, before anything touches a backend. Single-device
+# tests run on the first.
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser):
+  parser.addoption(
+    "--real-weights", default="", help="path of a real Qwen GGUF"
+  )
+  parser.addoption(
+    "--hf-env", default="", help="Python of an environment with torch"
+  )
+
+
+def pytest_collection_modifyitems(config, items):
+  """Leaves out what needs a path or a switch that was not given."""
+  needs = {
+    "real_weights": (config.getoption("--real-weights"), "--real-weights=PATH"),
+    "hf_env": (config.getoption("--hf-env"), "--hf-env=PYTHON"),
+    "slow": ("slow" in config.getoption("-m"), "-m slow"),
+  }
+  for item in items:
+    for marker, (given, how) in needs.items():
+      if marker in item.keywords and not given:
+        item.add_marker(pytest.mark.skip(reason=f"needs {how}"))
+
+
+@pytest.fixture(scope="session")
+def root_dir() -> pathlib.Path:
+  """The root of the checkout."""
+  return _ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> pathlib.Path:
+  """The folder of real rows and benchmarks beside the checkout."""
+  path = _ROOT.parent / "shared"
+  if not path.is_dir():
+    pytest.skip("needs the data folder ../shared beside the checkout")
+  return path

@@ -1,0 +1,278 @@
+"""The command line to a checked configuration.
+
+Reads `--config=FILE`, `--config.x.y=z` and `--workdir=DIR`, and turns every
+mistake into one line that names the rule, the value and the remedy before any
+work starts. Knows nothing of what the fields do.
+"""
+
+import difflib
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+  "algorithm": ("grpo", "sft"),
+  "model.param_dtype": ("float32", "bfloat16"),
+  "model.compute_dtype": ("float32", "bfloat16"),
+  "model.remat": ("none", "layer", "dots"),
+  "data.format": ("auto", "toolrl_parquet", "toolrl_json", "jsonl"),
+  "data.overlong": ("drop", "truncate_left", "error"),
+  "data.bad_rows": ("drop", "error"),
+  "prompt.template": ("toolrl", "native", "context"),
+  "prompt.thinking": ("official", "keep", "drop"),
+  "sampler.reentry": ("skip_epoch", "permanent", "probe"),
+  "rollout.server": ("jetstream", "inline"),
+  "rollout.layout": ("shared", "repeated"),
+  "reward.name": ("toolrl", "n1", "looptool"),
+  "reward.matching": ("optimal", "greedy"),
+  "reward.scale": ("fixed", "equal_max", "two_stage", "dynamic"),
+  "reward.granularity": ("fine", "refined", "intermediate", "coarse"),
+  "reward.length": ("none", "fixed", "dynamic"),
+  "reward.schedule": ("paper", "authors"),
+  "reward.equality": ("python", "strict", "sets"),
+  "reward.no_call": ("zero", "match"),
+  "reward.newlines": ("one", "one_or_two"),
+  "selection.rule": ("max_variance", "random", "stratified"),
+  "selection.zero_variance": ("drop", "keep"),
+  "advantage.statistics": ("kept", "all"),
+  "advantage.std": ("population", "sample", "none"),
+  "loss.layout": ("shared", "repeated"),
+  "loss.kl_in": ("loss", "reward"),
+  "loss.aggregation": ("token_mean", "sequence_mean", "fixed"),
+  "optimizer.schedule": ("constant", "cosine", "linear"),
+  "mesh.strategy": ("pmap", "sharded"),
+}
+
+# Smallest value of numeric fields; None in the second place: no largest.
+BOUNDS: dict[str, tuple[float, float | None]] = {
+  "data.max_prompt_tokens": (1, None),
+  "sampler.prompts_per_step": (1, None),
+  "sampler.num_epochs": (1, None),
+  "sampler.max_steps": (0, None),
+  "sampler.streak": (0, None),
+  "sampler.probe_every_epochs": (1, None),
+  "rollout.group_size": (1, None),
+  "rollout.max_completion_tokens": (1, None),
+  "rollout.temperature": (0, None),
+  "rollout.top_p": (1e-6, 1),
+  "rollout.top_k": (0, None),
+  "rollout.slots": (1, None),
+  "rollout.decode_chunk": (1, None),
+  "rollout.refill": (0, None),
+  "reward.schedule_steps": (1, None),
+  "selection.keep": (0, None),
+  "advantage.eps": (0, None),
+  "loss.clip_low": (0, 1),
+  "loss.clip_high": (0, None),
+  "loss.kl_coef": (0, None),
+  "loss.entropy_coef": (0, None),
+  "loss.minibatches": (1, None),
+  "loss.epochs_per_batch": (1, None),
+  "loss.importance_correction": (0, None),
+  "loss.logprob_chunk_tokens": (1, None),
+  "optimizer.learning_rate": (0, None),
+  "optimizer.warmup_steps": (0, None),
+  "optimizer.b1": (0, 1),
+  "optimizer.b2": (0, 1),
+  "optimizer.clip_norm": (0, None),
+  "checkpoint.every_steps": (0, None),
+  "checkpoint.keep_last": (1, None),
+  "checkpoint.keep_best": (0, None),
+  "logging.samples_per_step": (0, None),
+  "logging.max_bad_gold_frac": (0, 1),
+  "eval.every_steps": (0, None),
+  "eval.num_examples": (0, None),
+}
+
+
+class UsageError(ValueError):
+  """A user's mistake; its text is one line and is shown without traceback."""
+
+
+def load(
+  argv: Sequence[str], usage: str
+) -> tuple[ml_collections.ConfigDict, pathlib.Path]:
+  """Parses a command line.
+
+  Args:
+    argv: Program name and arguments.
+    usage: Text for `--help`, shown above the flags.
+
+  Returns:
+    The checked, frozen-by-convention configuration and the run's folder.
+
+  Raises:
+    UsageError: For anything the user can mend.
+  """
+  values = flags.FlagValues()
+  # The file's own folder's parent, so that `from configs import common` works
+  # wherever the command is started.
+  path = _config_path(argv)
+  if path is not None:
+    sys.path.insert(0, str(path.resolve().parent.parent))
+  if any(argument in ("--help", "-h", "-help") for argument in argv):
+    raise SystemExit(usage)
+  if path is None:
+    raise UsageError(
+      "--config=FILE is required, none was given; try "
+      "--config=configs/tiny.py, or --help."
+    )
+  if not path.is_file():
+    raise UsageError(f"--config names a file; there is no file {path}.")
+  config_flags.DEFINE_config_file("config", None, "", flag_values=values)
+  flags.DEFINE_string("workdir", None, "", flag_values=values)
+  _check_overrides(argv, path)
+  try:
+    rest = values(list(argv))
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+    raise UsageError(_one_line(e)) from e
+  except Exception as e:
+    # A recipe is the user's own Python file and may fail in any way.
+    raise UsageError(f"{path} could not be read: {_one_line(e)}") from e
+  if len(rest) > 1:
+    raise UsageError(f"arguments are --name=value; got {rest[1]!r}.")
+  if not values["workdir"].value:
+    raise UsageError("--workdir=DIR is required: the folder a run writes to.")
+  config = values["config"].value
+  check(config)
+  return config, pathlib.Path(values["workdir"].value).absolute()
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks every field that has a fixed set or range of values.
+
+  Raises:
+    UsageError: Naming the field, its value and what is allowed.
+  """
+  for name, allowed in CHOICES.items():
+    value = _get(config, name)
+    if value not in allowed:
+      near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
+      hint = f"; did you mean {near[0]!r}?" if near else "."
+      raise UsageError(
+        f"config.{name} must be one of {', '.join(map(repr, allowed))}, "
+        f"got {value!r}{hint}"
+      )
+  for name, (least, most) in BOUNDS.items():
+    value = _get(config, name)
+    if not value >= least or (most is not None and not value <= most):
+      span = f"at least {least}" if most is None else f"in [{least}, {most}]"
+      raise UsageError(f"config.{name} must be {span}, got {value!r}.")
+  _check_combinations(config)
+
+
+def _check_combinations(config: ml_collections.ConfigDict) -> None:
+  """Checks rules that join several fields."""
+  if not config.data.train_path:
+    raise UsageError("config.data.train_path is empty; name the training rows.")
+  if not config.model.path and not (
+    config.model.preset and config.model.tokenizer
+  ):
+    raise UsageError(
+      "config.model.path is empty; name a checkpoint, or both "
+      "config.model.preset and config.model.tokenizer."
+    )
+  for name in ("data.prompt_buckets", "rollout.completion_buckets"):
+    buckets = tuple(_get(config, name))
+    if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
+      raise UsageError(
+        f"config.{name} must rise strictly from at least 1, got {buckets}."
+      )
+  for name, limit in (
+    ("data.prompt_buckets", config.data.max_prompt_tokens),
+    ("rollout.completion_buckets", config.rollout.max_completion_tokens),
+  ):
+    buckets = tuple(_get(config, name))
+    if buckets and buckets[-1] < limit:
+      raise UsageError(
+        f"the last of config.{name} must hold {limit} tokens, got "
+        f"{buckets[-1]}; add a bucket or lower the limit."
+      )
+  if config.algorithm == "grpo":
+    _check_grpo(config)
+
+
+def _check_grpo(config: ml_collections.ConfigDict) -> None:
+  """Checks what only group-relative training needs."""
+  size, keep = config.rollout.group_size, config.selection.keep
+  if size < 2:
+    raise UsageError(
+      "config.rollout.group_size must be at least 2 to form an advantage, "
+      f"got {size}."
+    )
+  if keep == 1 or keep > size:
+    raise UsageError(
+      f"config.selection.keep must be 0 or in [2, {size}] (the group size), "
+      f"got {keep}."
+    )
+  if config.rollout.temperature <= 0:
+    raise UsageError(
+      "config.rollout.temperature must be above 0 for training, got "
+      f"{config.rollout.temperature}; greedy rollouts have no contrast."
+    )
+  if config.loss.minibatches > config.sampler.prompts_per_step:
+    raise UsageError(
+      f"config.loss.minibatches must be at most the {config.sampler.prompts_per_step} "
+      f"prompts of a step, got {config.loss.minibatches}."
+    )
+
+
+def _config_path(argv: Sequence[str]) -> pathlib.Path | None:
+  """Finds the file named by --config before the flags are parsed."""
+  for index, argument in enumerate(argv):
+    name, equals, value = argument.lstrip("-").partition("=")
+    if argument.startswith("-") and name == "config":
+      if not equals and index + 1 < len(argv):
+        value = argv[index + 1]
+      # ml_collections passes what follows a colon to get_config.
+      return pathlib.Path(value.partition(":")[0])
+  return None
+
+
+def _check_overrides(argv: Sequence[str], path: pathlib.Path) -> None:
+  """Names the nearest field for an override that no field matches."""
+  reader = flags.FlagValues()
+  config_flags.DEFINE_config_file("config", None, "", flag_values=reader)
+  try:
+    reader([argv[0], f"--config={path}"])
+    names = set(_names(reader["config"].value))
+  except Exception as e:
+    raise UsageError(f"{path} could not be read: {_one_line(e)}") from e
+  for argument in argv[1:]:
+    name = argument.lstrip("-").partition("=")[0]
+    if not (argument.startswith("-") and name.startswith("config.")):
+      continue
+    name = name.removeprefix("config.")
+    if name not in names:
+      near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+      hint = f"; did you mean config.{near[0]}?" if near else "."
+      raise UsageError(
+        f"config.{name} is no field of {path} (the fields stand in "
+        f"configs/common.py){hint}"
+      )
+
+
+def _names(
+  config: ml_collections.ConfigDict, prefix: str = ""
+) -> Iterator[str]:
+  for key, value in config.items():
+    if isinstance(value, ml_collections.ConfigDict):
+      yield from _names(value, f"{prefix}{key}.")
+    else:
+      yield f"{prefix}{key}"
+
+
+def _get(config: ml_collections.ConfigDict, name: str) -> Any:
+  value = config
+  for part in name.split("."):
+    value = value[part]
+  return value
+
+
+def _one_line(error: BaseException) -> str:
+  return " ".join(str(error).split()) or type(error).__name__

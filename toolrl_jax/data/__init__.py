@@ -1,0 +1,1 @@
+"""Rows to examples, examples to prompts, and which prompts a step takes."""

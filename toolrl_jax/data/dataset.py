@@ -1,0 +1,239 @@
+"""Reads training and evaluation rows.
+
+From a path to `types.Example` records with their target texts. Forms:
+
+    toolrl_parquet  ToolRL's rlla table: `prompt` holds [system, user],
+                    `reward_model.ground_truth` the right answer.
+    toolrl_json     ToolRL's raw list of {instruction, input, output}.
+    jsonl           Our own format, see `data/jsonl.py`.
+    synthetic:N     N generated examples, see `data/synthetic.py`.
+
+A row that cannot be used is listed with its reason when the file is read, so
+that nothing fails later in a run. This module knows neither tokens nor
+templates.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import pyarrow
+import pyarrow.parquet
+
+from toolrl_jax import types
+from toolrl_jax.data import jsonl, synthetic, toolrl_layout
+from toolrl_jax.parsing import tool_calls
+
+Format = Literal["auto", "toolrl_parquet", "toolrl_json", "jsonl"]
+BadRows = Literal["drop", "error"]
+Style = Literal["toolrl", "native"]
+
+_SYNTHETIC = "synthetic:"
+_RAW_FIELDS = ("instruction", "input", "output")
+
+
+class Loaded(NamedTuple):
+  """The rows of one path.
+
+  Attributes:
+    examples: Usable rows in the order of the file.
+    targets: Text of the right answer of each example, with its thinking; what
+      SFT learns.
+    rejected: Rows left out.
+    unparsed: Usable rows whose dialogue or tools could not be read from the
+      ToolRL layout; only the template `toolrl` can show them.
+  """
+
+  examples: list[types.Example]
+  targets: list[str]
+  rejected: list[types.Rejected]
+  unparsed: list[types.Rejected]
+
+
+def load(
+  path: str,
+  *,
+  format: Format = "auto",  # noqa: A002, the name of the config field
+  bad_rows: BadRows = "drop",
+  seed: int = 0,
+  split: str = "train",
+  style: Style = "toolrl",
+) -> Loaded:
+  """Reads all rows of a path.
+
+  Args:
+    path: A file, or "synthetic:N".
+    format: Form of the file; "auto" looks at suffix and content.
+    bad_rows: "drop" lists rows that cannot be used, "error" refuses them.
+    seed: Of the generator of synthetic examples.
+    split: Which synthetic examples: "train" or "heldout".
+    style: Form of the targets that are made from gold: "toolrl" or "native".
+      Rows that came with a text in the ToolRL form keep it under "toolrl".
+
+  Returns:
+    The rows.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    ValueError: The file is not in a known form, no row is usable, or a row is
+      bad under "error".
+  """
+  if path.startswith(_SYNTHETIC):
+    return _load_synthetic(path, seed=seed, split=split, style=style)
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(
+      f"data path must be a file or synthetic:N, got {path!r}; check"
+      " config.data.train_path and config.data.eval_path."
+    )
+  if format == "auto":
+    format = _detect(file)  # noqa: A001
+  loaded = Loaded([], [], [], [])
+  if format == "jsonl":
+    _add_jsonl(loaded, _text(file).split("\n"), file.stem, style)
+  elif format == "toolrl_json":
+    _add_toolrl(loaded, _raw_rows(file), file.stem, style)
+  else:
+    _add_toolrl(loaded, _parquet_rows(file), file.stem, style)
+  _check(loaded, path, bad_rows)
+  return loaded
+
+
+def _load_synthetic(path: str, *, seed: int, split: str, style: Style) -> Loaded:
+  number = path.removeprefix(_SYNTHETIC)
+  if not number.isdecimal() or int(number) < 1:
+    raise ValueError(
+      f"a synthetic path must be synthetic:N with N at least 1, got {path!r}."
+    )
+  examples = synthetic.generate(int(number), split=split, seed=seed)
+  targets = [target_text(example.gold, "", style) for example in examples]
+  return Loaded(list(examples), targets, [], [])
+
+
+def target_text(gold: types.Gold, think: str, style: Style) -> str:
+  """Renders the completion that SFT learns.
+
+  Args:
+    gold: The right answer.
+    think: Recorded thinking; empty keeps the renderer's placeholder.
+    style: "toolrl" or "native".
+
+  Returns:
+    The completion.
+  """
+  text = tool_calls.render_gold(gold, style=style)
+  if not think:
+    return text
+  _, end, answer = text.partition("</think>")
+  if style == "toolrl":
+    return f"<think> {think} </think>{answer}"
+  return f"<think>\n{think}\n</think>" + (answer if end else f"\n\n{text}")
+
+
+def _detect(file: pathlib.Path) -> Format:
+  with file.open("rb") as stream:
+    head = stream.read(4096)
+  first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+  if file.suffix == ".parquet" or head[:4] == b"PAR1":
+    return "toolrl_parquet"
+  if file.suffix == ".jsonl" or first == b"{":
+    return "jsonl"
+  if file.suffix == ".json" or first == b"[":
+    return "toolrl_json"
+  raise ValueError(
+    f"{file}: the form must be parquet, a JSON list or JSONL, but suffix and"
+    " content tell none; set config.data.format."
+  )
+
+
+def _text(file: pathlib.Path) -> str:
+  try:
+    return file.read_text(encoding="utf-8-sig")
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f"{file}: must be UTF-8 text, but {error.reason} at byte {error.start};"
+      " check the file or set config.data.format."
+    ) from error
+
+
+def _raw_rows(file: pathlib.Path) -> Iterator[tuple[Any, Any, Any]]:
+  try:
+    rows = json.loads(_text(file))
+  except (json.JSONDecodeError, RecursionError) as error:
+    raise ValueError(
+      f"{file}: must be one JSON list, but {error}; fetch the file again or set"
+      " config.data.format."
+    ) from error
+  if not isinstance(rows, list):
+    raise ValueError(
+      f"{file}: must be a JSON list of rows, got {type(rows).__name__}; set"
+      " config.data.format."
+    )
+  for row in rows:
+    row = row if isinstance(row, dict) else {}
+    yield tuple(row.get(name) for name in _RAW_FIELDS)
+
+
+def _parquet_rows(file: pathlib.Path) -> Iterator[tuple[Any, Any, Any]]:
+  try:
+    table = pyarrow.parquet.read_table(file)
+  except (pyarrow.ArrowException, OSError) as error:
+    reason = str(error).splitlines()[0]
+    raise ValueError(
+      f"{file}: must be a whole parquet file, but {reason}; fetch it again."
+    ) from error
+  missing = {"prompt", "reward_model"} - set(table.column_names)
+  if missing:
+    raise ValueError(
+      f"{file}: a ToolRL table needs the columns prompt and reward_model, this"
+      f" one has {', '.join(table.column_names)}; convert it to JSONL."
+    )
+  columns = table.select(["prompt", "reward_model"]).to_pylist()
+  for row in columns:
+    messages, answer = row["prompt"] or [], row["reward_model"] or {}
+    contents = {item["role"]: item["content"] for item in messages}
+    is_pair = [item["role"] for item in messages] == ["system", "user"]
+    system = contents.get("system") if is_pair else None
+    user = contents.get("user") if is_pair else None
+    yield system, user, answer.get("ground_truth")
+
+
+def _add_toolrl(
+  loaded: Loaded,
+  rows: Iterable[tuple[Any, Any, Any]],
+  stem: str,
+  style: Style,
+) -> None:
+  for number, (system, user, answer) in enumerate(rows):
+    row_id = f"{stem}:{number}"
+    try:
+      row, reason = _toolrl_row(row_id, system, user, answer)
+      _add(loaded, row, style)
+    except ValueError as error:
+      loaded.rejected.append(types.Rejected(row_id, str(error)))
+      continue
+    if reason:
+      loaded.unparsed.append(types.Rejected(row_id, reason))
+
+
+def _toolrl_row(
+  row_id: str, system: Any, user: Any, answer: Any
+) -> tuple[jsonl.Row, str]:
+  """Reads one ToolRL row; also why its dialogue could not be read, or ""."""
+  for name, text in (("system", system), ("user", user), ("answer", answer)):
+    if not isinstance(text, str) or not text.strip():
+      raise ValueError(f"the row needs a {name} text.")
+  gold = tool_calls.parse_gold(answer)
+  head, end, _ = answer.partition("</think>")
+  think = head.partition("<think>")[2].strip() if end else ""
+  try:
+    (messages, tools), reason = toolrl_layout.parse_rows(system, user), ""
+  except ValueError as error:
+    messages, tools, reason = (), (), str(error)
+  verbatim = (
+    {"role": "system", "content": system},
+    {"role": "user", "content": user},
+  )
+  example = types.Example(row_id, messages, tools, gold, verbatim)
+  return jsonl.Row(example, think, None), reason

@@ -1,0 +1,1 @@
+"""Equations: arrays in, arrays out, no config, no I/O, no jit."""

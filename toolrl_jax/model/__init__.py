@@ -1,0 +1,1 @@
+"""The decoder, its presets, weights and shardings."""

@@ -1,0 +1,235 @@
+"""Attention over a prompt that a group's completions share.
+
+Three forms of the same softmax: a prompt over itself, the completions of a
+group over [prompt | own past], and one decoded token over [prompt | own past].
+Queries come already rotated and scaled by head_dim ** -0.5. Scores and their
+softmax are kept in float32 (or float64 where the inputs are).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+# Below it a prompt is one block; above, blocks skip the upper triangle.
+_MIN_BLOCK = 256
+_MAX_BLOCKS = 8
+_MASKED = -1e30
+
+
+def _score_dtype(x: Array) -> jnp.dtype:
+  return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _group_heads(
+  q: Float[Array, "*rows H D"], num_kv_heads: int
+) -> Float[Array, "*rows N J D"]:
+  """Splits query heads by the key head they share: H = N x J."""
+  return q.reshape(*q.shape[:-2], num_kv_heads, -1, q.shape[-1])
+
+
+def causal(
+  q: Float[Array, "B P H D"],
+  k: Float[Array, "B P N D"],
+  v: Float[Array, "B P N D"],
+) -> Float[Array, "B P H D"]:
+  """Attends each prompt token to itself and what stands before it.
+
+  Padding stands on the right, so real tokens never see it. Query blocks read
+  only the keys up to their own end: about half of the dense product.
+
+  Args:
+    q: Queries, rotated and scaled.
+    k: Keys, rotated.
+    v: Values.
+
+  Returns:
+    Weighted values, in v's dtype.
+  """
+  batch, length, num_heads, head_dim = q.shape
+  num_blocks = max(1, min(_MAX_BLOCKS, length // _MIN_BLOCK))
+  bounds = [length * i // num_blocks for i in range(num_blocks + 1)]
+  grouped = _group_heads(q, k.shape[2])
+  outputs = []
+  for start, end in zip(bounds[:-1], bounds[1:]):
+    scores = jnp.einsum(
+      "bqnjd,bpnd->bnjqp",
+      grouped[:, start:end],
+      k[:, :end],
+      preferred_element_type=_score_dtype(q),
+    )
+    is_seen = jnp.arange(start, end)[:, None] >= jnp.arange(end)
+    weights = jax.nn.softmax(jnp.where(is_seen, scores, _MASKED), axis=-1)
+    outputs.append(
+      jnp.einsum("bnjqp,bpnd->bqnjd", weights.astype(v.dtype), v[:, :end])
+    )
+  out = jnp.concatenate(outputs, axis=1)
+  return out.reshape(batch, length, num_heads, head_dim)
+
+
+def completions(
+  q: Float[Array, "B S T H D"],
+  k: Float[Array, "B S T N D"],
+  v: Float[Array, "B S T N D"],
+  prompt_k: Float[Array, "B P N D"],
+  prompt_v: Float[Array, "B P N D"],
+  prompt_length: Int[Array, " B"],
+) -> Float[Array, "B S T H D"]:
+  """Attends completion tokens to their prompt and their own past.
+
+  Siblings are never scored against each other: the cost is
+  S * T * (P + T), and no [P + S * T] square mask exists.
+
+  Args:
+    q: Queries of the completions, rotated and scaled.
+    k: Their keys, rotated.
+    v: Their values.
+    prompt_k: Keys of the prompt, computed once.
+    prompt_v: Values of the prompt.
+    prompt_length: Real prompt tokens; keys beyond are padding.
+
+  Returns:
+    Weighted values, in v's dtype.
+  """
+  dtype = _score_dtype(q)
+  grouped = _group_heads(q, k.shape[3])
+  to_prompt = jnp.einsum(
+    "bstnjd,bpnd->bnstjp", grouped, prompt_k, preferred_element_type=dtype
+  )
+  to_own = jnp.einsum(
+    "bstnjd,bsund->bnstju", grouped, k, preferred_element_type=dtype
+  )
+  is_prompt = jnp.arange(prompt_k.shape[1]) < prompt_length[:, None]
+  to_prompt = jnp.where(
+    is_prompt[:, None, None, None, None, :], to_prompt, _MASKED
+  )
+  steps = jnp.arange(q.shape[2])
+  is_past = steps[:, None] >= steps  # [T, T]
+  to_own = jnp.where(is_past[:, None, :], to_own, _MASKED)
+  # One softmax over both parts without joining them in memory.
+  peak = jax.lax.stop_gradient(
+    jnp.maximum(to_prompt.max(-1), to_own.max(-1))[..., None]
+  )
+  prompt_exp = jnp.exp(to_prompt - peak)
+  own_exp = jnp.exp(to_own - peak)
+  total = prompt_exp.sum(-1) + own_exp.sum(-1)  # [B, N, S, T, J]
+  out = jnp.einsum(
+    "bnstjp,bpnd->bstnjd", prompt_exp.astype(v.dtype), prompt_v
+  ) + jnp.einsum("bnstju,bsund->bstnjd", own_exp.astype(v.dtype), v)
+  out = out / jnp.moveaxis(total, 1, 3)[..., None].astype(out.dtype)
+  return out.reshape(q.shape)
+
+
+def decode(
+  q: Float[Array, "R H D"],
+  k: Float[Array, "R N D"],
+  v: Float[Array, "R N D"],
+  own_k: Float[Array, "R T N D"],
+  own_v: Float[Array, "R T N D"],
+  own_length: Int[Array, " R"],
+  prefix_k: Float[Array, "A P N D"],
+  prefix_v: Float[Array, "A P N D"],
+  prefix_length: Int[Array, " A"],
+  bank: Int[Array, " R"],
+  num_banks: Int[Array, ""],
+) -> Float[Array, "R H D"]:
+  """Attends one new token a row to its prefix bank, its past and itself.
+
+  A bank holds the keys and values of one prompt; the rows of a group name the
+  same bank, so a prompt is stored and read once however many rows decode from
+  it. A row's bits do not depend on which bank holds its prompt: each bank is
+  one product of the same shape, and a row takes its own bank's numbers.
+
+  Args:
+    q: Queries of the new tokens, rotated and scaled.
+    k: Keys of the new tokens.
+    v: Values of the new tokens.
+    own_k: Keys of the tokens decoded before.
+    own_v: Values of the tokens decoded before.
+    own_length: How many of them each row has.
+    prefix_k: Keys of the A banks.
+    prefix_v: Values of the A banks.
+    prefix_length: Real tokens in each bank.
+    bank: Bank of each row, in [0, A).
+    num_banks: Banks in use are below it; when A equals R, row r owns bank r
+      and it is not read.
+
+  Returns:
+    Weighted values, in v's dtype.
+  """
+  dtype = _score_dtype(q)
+  grouped = _group_heads(q, k.shape[1])
+  is_row_banked = prefix_k.shape[0] == q.shape[0]
+  if is_row_banked:
+    to_prefix = jnp.einsum(
+      "rnjd,rpnd->rnjp", grouped, prefix_k, preferred_element_type=dtype
+    )
+  else:
+    to_prefix = _scores_by_bank(grouped, prefix_k, bank, num_banks)
+  is_prefix = jnp.arange(prefix_k.shape[1]) < prefix_length[bank][:, None]
+  to_prefix = jnp.where(is_prefix[:, None, None, :], to_prefix, _MASKED)
+  to_own = jnp.einsum(
+    "rnjd,rtnd->rnjt", grouped, own_k, preferred_element_type=dtype
+  )
+  is_own = jnp.arange(own_k.shape[1]) < own_length[:, None]
+  to_own = jnp.where(is_own[:, None, None, :], to_own, _MASKED)
+  to_self = jnp.einsum(
+    "rnjd,rnd->rnj", grouped, k, preferred_element_type=dtype
+  )
+  peak = jnp.maximum(jnp.maximum(to_prefix.max(-1), to_own.max(-1)), to_self)
+  prefix_exp = jnp.exp(to_prefix - peak[..., None])
+  own_exp = jnp.exp(to_own - peak[..., None])
+  self_exp = jnp.exp(to_self - peak)
+  total = prefix_exp.sum(-1) + own_exp.sum(-1) + self_exp
+  weights = prefix_exp.astype(v.dtype)
+  if is_row_banked:
+    out = jnp.einsum("rnjp,rpnd->rnjd", weights, prefix_v)
+  else:
+    out = _values_by_bank(weights, prefix_v, bank, num_banks)
+  out += jnp.einsum("rnjt,rtnd->rnjd", own_exp.astype(v.dtype), own_v)
+  out += self_exp[..., None].astype(v.dtype) * v[:, :, None, :]
+  return (out / total[..., None].astype(out.dtype)).reshape(q.shape)
+
+
+def _scores_by_bank(
+  q: Float[Array, "R N J D"],
+  prefix_k: Float[Array, "A P N D"],
+  bank: Int[Array, " R"],
+  num_banks: Int[Array, ""],
+) -> Float[Array, "R N J P"]:
+  """Scores every row against each used bank and keeps its own bank's."""
+  rows, heads, per_head, _ = q.shape
+  shape = (rows, heads, per_head, prefix_k.shape[1])
+
+  def body(index, scores):
+    here = jnp.einsum(
+      "rnjd,pnd->rnjp",
+      q,
+      jax.lax.dynamic_index_in_dim(prefix_k, index, keepdims=False),
+      preferred_element_type=scores.dtype,
+    )
+    return jnp.where((bank == index)[:, None, None, None], here, scores)
+
+  return jax.lax.fori_loop(
+    0, num_banks, body, jnp.zeros(shape, _score_dtype(q))
+  )
+
+
+def _values_by_bank(
+  weights: Float[Array, "R N J P"],
+  prefix_v: Float[Array, "A P N D"],
+  bank: Int[Array, " R"],
+  num_banks: Int[Array, ""],
+) -> Float[Array, "R N J D"]:
+  """Weighs each used bank's values and keeps each row's own bank's."""
+  rows, heads, per_head, _ = weights.shape
+  shape = (rows, heads, per_head, prefix_v.shape[3])
+
+  def body(index, out):
+    here = jnp.einsum(
+      "rnjp,pnd->rnjd",
+      weights,
+      jax.lax.dynamic_index_in_dim(prefix_v, index, keepdims=False),
+    )
+    return jnp.where((bank == index)[:, None, None, None], here, out)
+
+  return jax.lax.fori_loop(0, num_banks, body, jnp.zeros(shape, weights.dtype))

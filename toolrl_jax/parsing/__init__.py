@@ -1,0 +1,1 @@
+"""Completion text to calls, and calls to integers."""

@@ -1,0 +1,1 @@
+"""Prompts to completions, over a JetStream engine."""

@@ -1,0 +1,1 @@
+"""The update, its state, and what a run writes."""

@@ -57,6 +57,10 @@ def get_config() -> ml_collections.ConfigDict:
   prompt.template = "toolrl"
   # Thinking in the history: "official" (the template's rule) | "keep" | "drop".
   prompt.thinking = "official"
+  # Form of the completions that are asked for and scored: "toolrl" (one
+  # <tool_call> block, a call a line, key `parameters`) | "native" (Qwen: a
+  # block a call, key `arguments`) | "n1" (one block with a JSON list).
+  prompt.completion = "toolrl"
   # Extra system text. Empty: none.
   prompt.system = ""
 
@@ -189,6 +193,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.mesh = mesh = ml_collections.ConfigDict()
   # "pmap" (parameters replicated) | "sharded" (jit over a mesh).
   mesh.strategy = "sharded"
+  # Simulated devices when there is no accelerator; 0 leaves JAX's default.
+  mesh.cpu_devices = 0
   # Axis sizes of "sharded"; one may be -1 (what remains). "pmap" uses all
   # devices.
   mesh.data = 1

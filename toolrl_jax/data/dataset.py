@@ -15,7 +15,7 @@ templates.
 
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pyarrow
@@ -27,10 +27,8 @@ from toolrl_jax.parsing import tool_calls
 
 Format = Literal["auto", "toolrl_parquet", "toolrl_json", "jsonl"]
 BadRows = Literal["drop", "error"]
-Style = Literal["toolrl", "native"]
 
 _SYNTHETIC = "synthetic:"
-_RAW_FIELDS = ("instruction", "input", "output")
 
 
 class Loaded(NamedTuple):
@@ -54,11 +52,11 @@ class Loaded(NamedTuple):
 def load(
   path: str,
   *,
-  format: Format = "auto",  # noqa: A002, the name of the config field
+  format: Format = "auto",
   bad_rows: BadRows = "drop",
   seed: int = 0,
-  split: str = "train",
-  style: Style = "toolrl",
+  split: synthetic.Split = "train",
+  style: tool_calls.Style = "toolrl",
 ) -> Loaded:
   """Reads all rows of a path.
 
@@ -67,8 +65,10 @@ def load(
     format: Form of the file; "auto" looks at suffix and content.
     bad_rows: "drop" lists rows that cannot be used, "error" refuses them.
     seed: Of the generator of synthetic examples.
-    split: Which synthetic examples: "train" or "heldout".
-    style: Form of the targets that are made from gold: "toolrl" or "native".
+    split: Which synthetic examples: "train", "eval" or "sft"; the targets of
+      "sft" are the generator's demonstrations, some of them faulty.
+    style: Form of the targets that are made from gold: "toolrl", "native" or
+      "n1".
       Rows that came with a text in the ToolRL form keep it under "toolrl".
 
   Returns:
@@ -88,7 +88,7 @@ def load(
       " config.data.train_path and config.data.eval_path."
     )
   if format == "auto":
-    format = _detect(file)  # noqa: A001
+    format = _detect(file)
   loaded = Loaded([], [], [], [])
   if format == "jsonl":
     _add_jsonl(loaded, _text(file).split("\n"), file.stem, style)
@@ -96,39 +96,30 @@ def load(
     _add_toolrl(loaded, _raw_rows(file), file.stem, style)
   else:
     _add_toolrl(loaded, _parquet_rows(file), file.stem, style)
-  _check(loaded, path, bad_rows)
-  return loaded
+  return _check(loaded, path, bad_rows)
 
 
-def _load_synthetic(path: str, *, seed: int, split: str, style: Style) -> Loaded:
+def _load_synthetic(
+  path: str, *, seed: int, split: synthetic.Split, style: tool_calls.Style
+) -> Loaded:
   number = path.removeprefix(_SYNTHETIC)
   if not number.isdecimal() or int(number) < 1:
     raise ValueError(
       f"a synthetic path must be synthetic:N with N at least 1, got {path!r}."
     )
   examples = synthetic.generate(int(number), split=split, seed=seed)
-  targets = [target_text(example.gold, "", style) for example in examples]
-  return Loaded(list(examples), targets, [], [])
-
-
-def target_text(gold: types.Gold, think: str, style: Style) -> str:
-  """Renders the completion that SFT learns.
-
-  Args:
-    gold: The right answer.
-    think: Recorded thinking; empty keeps the renderer's placeholder.
-    style: "toolrl" or "native".
-
-  Returns:
-    The completion.
-  """
-  text = tool_calls.render_gold(gold, style=style)
-  if not think:
-    return text
-  _, end, answer = text.partition("</think>")
-  if style == "toolrl":
-    return f"<think> {think} </think>{answer}"
-  return f"<think>\n{think}\n</think>" + (answer if end else f"\n\n{text}")
+  if split == "sft":
+    if style != "toolrl":
+      raise ValueError(
+        f'demonstrations have the style "toolrl" only, got {style!r}; set'
+        " config.prompt.template to toolrl."
+      )
+    targets = synthetic.demonstrations(examples, seed=seed)
+  else:
+    targets = [
+      tool_calls.render_gold(example.gold, style=style) for example in examples
+    ]
+  return Loaded(examples, targets, [], [])
 
 
 def _detect(file: pathlib.Path) -> Format:
@@ -172,7 +163,7 @@ def _raw_rows(file: pathlib.Path) -> Iterator[tuple[Any, Any, Any]]:
     )
   for row in rows:
     row = row if isinstance(row, dict) else {}
-    yield tuple(row.get(name) for name in _RAW_FIELDS)
+    yield row.get("instruction"), row.get("input"), row.get("output")
 
 
 def _parquet_rows(file: pathlib.Path) -> Iterator[tuple[Any, Any, Any]]:
@@ -189,21 +180,29 @@ def _parquet_rows(file: pathlib.Path) -> Iterator[tuple[Any, Any, Any]]:
       f"{file}: a ToolRL table needs the columns prompt and reward_model, this"
       f" one has {', '.join(table.column_names)}; convert it to JSONL."
     )
-  columns = table.select(["prompt", "reward_model"]).to_pylist()
-  for row in columns:
-    messages, answer = row["prompt"] or [], row["reward_model"] or {}
-    contents = {item["role"]: item["content"] for item in messages}
-    is_pair = [item["role"] for item in messages] == ["system", "user"]
-    system = contents.get("system") if is_pair else None
-    user = contents.get("user") if is_pair else None
-    yield system, user, answer.get("ground_truth")
+  for row in table.select(["prompt", "reward_model"]).to_pylist():
+    answer = row["reward_model"]
+    is_answer = isinstance(answer, dict)
+    system, user = _prompt_texts(row["prompt"])
+    yield system, user, answer.get("ground_truth") if is_answer else None
+
+
+def _prompt_texts(messages: Any) -> tuple[Any, Any]:
+  """Takes the contents of [system, user]; None where it is something else."""
+  is_list = isinstance(messages, list) and all(
+    isinstance(message, dict) for message in messages
+  )
+  roles = [message.get("role") for message in messages] if is_list else []
+  if roles != ["system", "user"]:
+    return None, None
+  return messages[0].get("content"), messages[1].get("content")
 
 
 def _add_toolrl(
   loaded: Loaded,
   rows: Iterable[tuple[Any, Any, Any]],
   stem: str,
-  style: Style,
+  style: tool_calls.Style,
 ) -> None:
   for number, (system, user, answer) in enumerate(rows):
     row_id = f"{stem}:{number}"
@@ -236,4 +235,75 @@ def _toolrl_row(
     {"role": "user", "content": user},
   )
   example = types.Example(row_id, messages, tools, gold, verbatim)
-  return jsonl.Row(example, think, None), reason
+  return jsonl.Row(example, think, answer), reason
+
+
+def _add_jsonl(
+  loaded: Loaded, lines: Sequence[str], stem: str, style: tool_calls.Style
+) -> None:
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    line_id = f"{stem}:{number}"
+    try:
+      rows = jsonl.read_line(line, default_id=line_id)
+    except ValueError as error:
+      loaded.rejected.append(types.Rejected(line_id, str(error)))
+      continue
+    for row in rows:
+      try:
+        _add(loaded, row, style)
+      except ValueError as error:
+        loaded.rejected.append(types.Rejected(row.example.id, str(error)))
+
+
+def _add(loaded: Loaded, row: jsonl.Row, style: tool_calls.Style) -> None:
+  """Appends a row whose text can be written and whose target is known."""
+  example, target = row.example, row.target
+  # Targets in the ToolRL form do not fit another style.
+  is_foreign = style != "toolrl" and example.verbatim is not None
+  if target is None or is_foreign:
+    target = tool_calls.render_gold(
+      example.gold, style=style, think=row.think or None
+    )
+  try:
+    json.dumps([example, target], ensure_ascii=False).encode()
+  except (UnicodeEncodeError, RecursionError) as error:
+    raise ValueError(
+      f"the text of a row must be valid Unicode, but {error}"
+    ) from error
+  loaded.examples.append(example)
+  loaded.targets.append(target)
+
+
+def _check(loaded: Loaded, path: str, bad_rows: BadRows) -> Loaded:
+  """Refuses repeated ids, and bad rows where that is asked for."""
+  loaded = _without_repeats(loaded)
+  num_bad = len(loaded.rejected)
+  first = "; ".join(f"{row.id}: {row.reason}" for row in loaded.rejected[:3])
+  if not loaded.examples:
+    raise ValueError(
+      f"{path}: needs at least one usable row, has none of"
+      f" {num_bad}{': ' + first if first else ''}; check file and"
+      " config.data.format."
+    )
+  if bad_rows == "error" and loaded.rejected:
+    raise ValueError(
+      f"{path}: {num_bad} rows cannot be used, first {first}; repair them or"
+      " set config.data.bad_rows to drop."
+    )
+  return loaded
+
+
+def _without_repeats(loaded: Loaded) -> Loaded:
+  """Keeps the first example of each id; the streak filter keys on it."""
+  seen, examples, targets = set(), [], []
+  rejected = list(loaded.rejected)
+  for example, target in zip(loaded.examples, loaded.targets, strict=True):
+    if example.id in seen:
+      rejected.append(types.Rejected(example.id, "the id occurs before"))
+      continue
+    seen.add(example.id)
+    examples.append(example)
+    targets.append(target)
+  return Loaded(examples, targets, rejected, loaded.unparsed)

@@ -14,7 +14,8 @@ object and holds either a single step or a whole trajectory.
                        "required": ["guests"]}}],
      "gold": {                            the right answer of a single step
        "calls": [{"name": "book", "arguments": {"guests": 2}}],
-       "response": "text"},               optional, as are calls
+       "response": "text",                optional, as are calls
+       "think": "text"},                  optional, for SFT
      "target": "text"}                    optional, exact text for SFT
 
 Messages have `role` (system, first only; user; assistant; tool) and `content`
@@ -72,7 +73,7 @@ def read_line(text: str, *, default_id: str) -> list[Row]:
     ValueError: The line is not in the format; the message says where.
   """
   try:
-    line = json.loads(text)
+    line = json.loads(text, parse_constant=_refuse)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"the line is not JSON: {error}") from error
   if not isinstance(line, dict):
@@ -93,8 +94,13 @@ def read_line(text: str, *, default_id: str) -> list[Row]:
   if target is not None and not isinstance(target, str):
     raise ValueError("target must be text.")
   messages = tuple(_without(message, "step") for message in messages)
-  gold = _gold(line["gold"])
-  return [Row(types.Example(example_id, messages, tools, gold), "", target)]
+  gold, think = _gold(line["gold"])
+  return [Row(types.Example(example_id, messages, tools, gold), think, target)]
+
+
+def _refuse(constant: str) -> None:
+  # Python reads NaN and Infinity; NaN as gold would equal nothing.
+  raise ValueError(f"it holds {constant}")
 
 
 def _trajectory_rows(
@@ -177,14 +183,14 @@ def _assistant_fields(
   return fields
 
 
-def _gold(raw: Any) -> types.Gold:
+def _gold(raw: Any) -> tuple[types.Gold, str]:
   if not isinstance(raw, dict) or not raw.keys() & {"calls", "response"}:
     raise ValueError("gold must be an object with calls, response or both.")
-  response = raw.get("response")
-  if response is not None and not isinstance(response, str):
-    raise ValueError("response of gold must be text.")
+  response, think = raw.get("response"), raw.get("think") or ""
+  if not isinstance(response, str | None) or not isinstance(think, str):
+    raise ValueError("response and think of gold must be text.")
   calls = tuple(_call(call) for call in _items(raw, "calls"))
-  return types.Gold(calls=calls, response=response)
+  return types.Gold(calls=calls, response=response), think
 
 
 def _call(raw: Any) -> types.ToolCall:
@@ -192,7 +198,7 @@ def _call(raw: Any) -> types.ToolCall:
   arguments = raw.get("arguments", {})
   if isinstance(arguments, str):
     try:
-      arguments = json.loads(arguments)
+      arguments = json.loads(arguments, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
       raise ValueError(f"arguments are not JSON: {error}") from error
   if not isinstance(raw.get("name"), str) or not isinstance(arguments, dict):

@@ -12,7 +12,7 @@ module knows neither files nor rewards.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jinja2
 import numpy as np
@@ -202,15 +202,20 @@ def _pieces(
     think_mark=f"[#{salt}#think",
   )
   try:
-    text = tokenizer.apply_chat_template(
-      messages,
-      tools=tools or None,
-      tokenize=False,
-      add_generation_prompt=True,
-      date_string=_DATE,
+    text = cast(
+      str,
+      tokenizer.apply_chat_template(
+        messages,
+        tools=cast(Any, tools or None),
+        tokenize=False,
+        add_generation_prompt=True,
+        date_string=_DATE,
+      ),
     )
   except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-    raise templates.RowError(f"the chat template refuses it: {error}") from error
+    raise templates.RowError(
+      f"the chat template refuses it: {error}"
+    ) from error
   for mark, thought in thoughts.items():
     text = text.replace(mark, thought)
   parts = re.split(rf"\[#{salt}#(\d+)\]", text)

@@ -97,16 +97,7 @@ class PromptSampler:
     _check_at_least("sampler.num_epochs", num_epochs, 1)
     _check_at_least("sampler.max_steps", max_steps, 0)
     _check_at_least("seed", seed, 0)
-    if not ids or len(set(ids)) != len(ids):
-      raise ValueError(
-        f"the sampler needs at least one id and no id twice, got {len(ids)}"
-        f" ids of which {len(set(ids))} differ; check the training rows."
-      )
-    if lengths is not None and len(lengths) != len(ids):
-      raise ValueError(
-        f"lengths must have one entry an id, got {len(lengths)} for"
-        f" {len(ids)} ids."
-      )
+    _check_ids(ids, len(ids) if lengths is None else len(lengths))
     self._num_prompts = len(ids)
     self._lengths = None if lengths is None else np.asarray(lengths, np.int32)
     self._prompts_per_step = prompts_per_step
@@ -117,10 +108,10 @@ class PromptSampler:
     self._max_steps = max_steps
     self._seed = seed
     self._settings = {
-      "ids_sha256": hashlib.sha256("\0".join(ids).encode()).hexdigest(),
-      "lengths_sha256": hashlib.sha256(
+      "ids_sha256": _sha256("\0".join(ids).encode()),
+      "lengths_sha256": _sha256(
         b"" if self._lengths is None else self._lengths.tobytes()
-      ).hexdigest(),
+      ),
       "prompts_per_step": prompts_per_step,
       "streak": streak,
       "reentry": reentry,
@@ -279,12 +270,11 @@ class PromptSampler:
     Returns:
       SHA-256 of the state, as 64 hexadecimal digits.
     """
-    digest = hashlib.sha256()
-    for name, value in sorted(self.state().items()):
-      if isinstance(value, np.ndarray):
-        value = (value.shape, value.tolist())
-      digest.update(repr((name, value)).encode())
-    return digest.hexdigest()
+    items = [
+      (name, value.tolist() if isinstance(value, np.ndarray) else value)
+      for name, value in sorted(self.state().items())
+    ]
+    return _sha256(repr(items).encode())
 
   def _begin_epoch(self) -> bool:
     """Chooses the prompts of the next epoch; False when the run is over."""
@@ -339,6 +329,23 @@ def _grouped_by_length(
   # The short batch stays last.
   short = sorted_order[num_full * num_batch :]
   return np.concatenate([full[rng.permutation(num_full)].reshape(-1), short])
+
+
+def _sha256(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()
+
+
+def _check_ids(ids: Sequence[str], num_lengths: int) -> None:
+  if not ids or len(set(ids)) != len(ids):
+    raise ValueError(
+      f"the sampler needs at least one id and no id twice, got {len(ids)} ids"
+      f" of which {len(set(ids))} differ; check the training rows."
+    )
+  if num_lengths != len(ids):
+    raise ValueError(
+      f"lengths must have one entry an id, got {num_lengths} for {len(ids)}"
+      " ids; encode the prompts of the same examples."
+    )
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -205,7 +205,7 @@ FAR_REQUESTS = (
   "Who invented the {item}?",
   "How do birds sleep?",
   "Draw a picture of {city}.",
-  "What is {count} plus {count}?",
+  "What is the square of {count}?",
   "Explain {topic} to a child.",
   "Spell the word {item}.",
   "Write a poem about {day}.",
@@ -213,7 +213,7 @@ FAR_REQUESTS = (
   "What rhymes with {item}?",
   "Why do cats like boxes?",
   "Who was the first king of {city}?",
-  "Tell {person} a fairy tale.",
+  "Invent a fairy tale.",
   "How do I repair the {item}?",
 )
 JOINTS = (" Also: ", " Then: ", " And one more thing: ")

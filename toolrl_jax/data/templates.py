@@ -76,7 +76,7 @@ def conversation(
     raise ValueError(
       f"prompt.template must be toolrl, native or context, got {template!r}."
     )
-  thoughts = {}
+  thoughts: dict[str, str] = {}
   for turn in turns:
     message = _native_message(turn, is_think_passed=thinking == "official")
     if thinking == "keep" and turn.get("think"):

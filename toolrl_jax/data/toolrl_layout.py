@@ -117,7 +117,8 @@ def dialogue_text(
   Returns:
     The user text, from the heading to the last block.
   """
-  text, previous, observations = DIALOGUE_HEADING + "\n", None, []
+  text, previous = DIALOGUE_HEADING + "\n", None
+  observations: list[Mapping[str, Any]] = []
   for message in messages:
     role = message["role"]
     if previous == "tool" and role != "tool":
@@ -193,10 +194,13 @@ def parse_tools(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
   listing, end_heading, _ = rest.partition(STEPS_HEADING)
   if not heading or not end_heading:
     raise ValueError(f"the system text needs {TOOLS_HEADING!r} with a list.")
-  starts = []
+  starts: list[re.Match[str]] = []
   for entry in _ENTRY.finditer(listing):
-    # A numbered line inside a description does not continue the count.
-    if int(entry[1]) == len(starts) + 1:
+    # A numbered line inside a description does not continue the count, or
+    # comes before the parameters of its entry.
+    is_next = int(entry[1]) == len(starts) + 1
+    opened = listing[starts[-1].end() : entry.start()] if starts else ""
+    if is_next and (not starts or "\nParameters: " in opened):
       starts.append(entry)
   ends = [entry.start() for entry in starts[1:]] + [len(listing)]
   tools = [
@@ -236,7 +240,8 @@ def parse_dialogue(text: str) -> tuple[dict[str, Any], ...]:
   heading, _, body = text.partition("\n")
   if heading.strip() != DIALOGUE_HEADING:
     raise ValueError(f"the user text must start with {DIALOGUE_HEADING!r}.")
-  messages, position = [], 0
+  messages: list[dict[str, Any]] = []
+  position = 0
   body = body.rstrip()
   while position < len(body):
     block = _BLOCK.match(body, position)

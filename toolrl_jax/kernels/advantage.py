@@ -5,15 +5,10 @@ over groups. It does not know how the rollouts were kept or what is done with
 groups that carry no signal.
 """
 
-from typing import Literal
-
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from toolrl_jax import types
-
-Statistics = Literal["kept", "all"]
-Std = Literal["population", "sample", "none"]
 
 # Rewards this close, relative to the largest, are one value with rounding.
 _EQUAL_REWARDS = 4 * float(jnp.finfo(jnp.float32).eps)
@@ -24,8 +19,8 @@ def group_advantage(
   indices: Int[Array, " S"],
   is_valid: Bool[Array, " G"],
   *,
-  statistics: Statistics = "kept",
-  std: Std = "population",
+  statistics: str = "kept",
+  std: str = "population",
   eps: float = 1e-6,
 ) -> types.GroupAdvantage:
   """Centres and scales rewards inside one prompt's group.

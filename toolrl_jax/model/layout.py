@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from toolrl_jax.model import decoder, presets
@@ -104,7 +103,7 @@ def assemble(
   config: presets.DecoderConfig,
   read: Reader,
   *,
-  dtype: jnp.dtype,
+  dtype: jax.typing.DTypeLike,
   shardings: Params | None = None,
 ) -> Params:
   """Builds the parameters, each shard read and placed on its own.

@@ -1,0 +1,133 @@
+"""The command line: every mistake is one line that names the remedy."""
+
+import importlib
+import pathlib
+
+import pytest
+
+from configs import common
+from toolrl_jax import configuration, scoring
+
+pytestmark = pytest.mark.quick
+
+_RECIPES = sorted(
+  path.stem
+  for path in (pathlib.Path(__file__).parent.parent / "configs").glob("*.py")
+  if path.stem not in ("__init__", "common")
+)
+
+
+def _load(*arguments):
+  return configuration.load(["toolrl-train", *arguments], "usage")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+  """A recipe file that starts from common.py and sets what `body` says."""
+
+  def write(body: str) -> str:
+    folder = tmp_path / "configs"
+    folder.mkdir(exist_ok=True)
+    path = folder / "mine.py"
+    path.write_text(
+      "from configs import common\n\n\ndef get_config():\n"
+      "  config = common.get_config()\n"
+      "  config.model.path = 'bundled:tiny'\n"
+      "  config.data.train_path = 'synthetic:8'\n"
+      f"  {body}\n  return config\n"
+    )
+    return str(path)
+
+  return write
+
+
+def test_load_reads_overrides_of_every_type(recipe, tmp_path):
+  config, workdir = _load(
+    f"--config={recipe('pass')}",
+    "--config.rollout.temperature=0.7",
+    "--config.rollout.group_size=6",
+    "--config.checkpoint.export=False",
+    "--config.data.prompt_buckets=(64,2048)",
+    f"--workdir={tmp_path}/run",
+  )
+  assert config.rollout.temperature == 0.7
+  assert config.rollout.group_size == 6
+  assert config.checkpoint.export is False
+  assert tuple(config.data.prompt_buckets) == (64, 2048)
+  assert workdir == tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+  ("arguments", "said"),
+  [
+    (
+      ["--config.rollout.temprature=1"],
+      "did you mean config.rollout.temperature",
+    ),
+    (["--config.rollout.server=jetsream"], "did you mean 'jetstream'"),
+    (["--config.rollout.group_size=many"], "group_size"),
+    (["--config.rollout.group_size=1"], "at least 2"),
+    (["--config.selection.keep=9"], "config.selection.keep must be 0 or in"),
+    (["--config.rollout.temperature=0"], "above 0 for training"),
+    (["--config.rollout.temperature=nan"], "config.rollout.temperature"),
+    (["--config.loss.clip_low=2"], "in [0, 1]"),
+    (["--config.data.prompt_buckets=(64,32)"], "rise strictly"),
+    (["--config.data.prompt_buckets=(64,)"], "must hold 2048 tokens"),
+    (["--config.data.train_path="], "train_path is empty"),
+    (["--config.model.path="], "model.path is empty"),
+    (["stray"], "stray"),
+    (["--wordkir=x"], "wordkir"),
+  ],
+)
+def test_load_refuses_in_one_line(recipe, arguments, said):
+  with pytest.raises(configuration.UsageError) as caught:
+    _load(f"--config={recipe('pass')}", "--workdir=/tmp/x", *arguments)
+  assert said in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("body", "said"),
+  [
+    ("config.rollout.temprature = 1", "temprature"),
+    ("config.rollout.group_size = 'four'", "group_size"),
+    ("raise RuntimeError('mine')", "mine"),
+    ("this is no python", "could not be read"),
+  ],
+)
+def test_load_refuses_a_recipe_that_fails(recipe, body, said):
+  with pytest.raises(configuration.UsageError) as caught:
+    _load(f"--config={recipe(body)}", "--workdir=/tmp/x")
+  assert said in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+def test_load_needs_config_and_workdir(recipe):
+  with pytest.raises(configuration.UsageError, match="--config=FILE"):
+    _load("--workdir=/tmp/x")
+  with pytest.raises(configuration.UsageError, match="there is no file"):
+    _load("--config=nowhere.py", "--workdir=/tmp/x")
+  with pytest.raises(configuration.UsageError, match="--workdir=DIR"):
+    _load(f"--config={recipe('pass')}")
+
+
+@pytest.mark.parametrize("name", _RECIPES)
+def test_recipes_are_whole(name):
+  config = importlib.import_module(f"configs.{name}").get_config()
+  configuration.check(config)
+  assert config.is_locked
+  assert importlib.import_module(f"configs.{name}").__doc__
+
+
+def test_choices_and_bounds_name_fields():
+  config = common.get_config()
+  for name in (*configuration.CHOICES, *configuration.BOUNDS):
+    section, _, field = name.rpartition(".")
+    assert field in (config[section] if section else config)
+
+
+def test_reward_defaults_are_those_of_scoring():
+  mapping = common.get_config().reward.to_dict()
+  assert scoring.RewardOptions.from_mapping(
+    mapping
+  ) == scoring.RewardOptions.from_mapping({})

@@ -1,0 +1,1 @@
+"""Scores of a policy on rows it was not trained on."""

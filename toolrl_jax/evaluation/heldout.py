@@ -1,0 +1,142 @@
+"""Held-out scores during training: greedy and sampled answers to fixed rows.
+
+From examples and a rollout server to a few numbers. Rows whose gold holds no
+call are counted apart, so that a policy that always calls cannot hide. The
+sampling keys are the same at every evaluation, so two evaluations differ by
+the policy alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from toolrl_jax import scoring, types
+from toolrl_jax.data import prompt as prompt_lib
+from toolrl_jax.parsing import tool_calls
+from toolrl_jax.rollout import collect
+
+# Training counts its steps from 1.
+_SAMPLING_STEP = 0
+
+
+class HeldOut(NamedTuple):
+  """Rows of the held-out split, ready to be answered.
+
+  Attributes:
+    examples: Rows.
+    prompt_ids: Token ids of each row's prompt.
+    buckets: Bucket lengths of the prompts.
+  """
+
+  examples: Sequence[types.Example]
+  prompt_ids: Sequence[Sequence[int]]
+  buckets: Sequence[int]
+
+
+def evaluate(
+  heldout: HeldOut,
+  server: collect.RolloutServer,
+  decode_text,
+  *,
+  reward: Mapping[str, Any],
+  style: tool_calls.Style,
+  step: int,
+  max_tokens: int,
+  completion_buckets: Sequence[int],
+  temperature: float,
+  is_sampled: bool,
+) -> dict[str, float]:
+  """Answers every held-out row and scores the answers.
+
+  Args:
+    heldout: Rows.
+    server: Rollout server with the policy's weights.
+    decode_text: From `types.Rollouts` to texts [B][G].
+    reward: The `reward` section of the configuration.
+    style: Form of the completions.
+    step: Training step, for reward schedules.
+    max_tokens: Longest answer, in tokens.
+    completion_buckets: Bucket lengths of the answers.
+    temperature: Of the sampled answers; the greedy ones use 0.
+    is_sampled: Whether to sample at all, beside greedy.
+
+  Returns:
+    Metrics under `heldout/`; fractions in [0, 1], rewards in reward units.
+  """
+  golds = [example.gold for example in heldout.examples]
+  needs_call = np.array([bool(gold.calls) for gold in golds])
+  metrics: dict[str, float] = {}
+  kinds = [("greedy", 0.0)]
+  if is_sampled:
+    kinds.append(("sampled", temperature))
+  for name, heat in kinds:
+    texts = _answer(
+      heldout,
+      server,
+      decode_text,
+      max_tokens=max_tokens,
+      completion_buckets=completion_buckets,
+      temperature=heat,
+    )
+    parts = scoring.score_completions(
+      texts, golds, reward=reward, step=step, style=style
+    )
+    success = np.asarray(parts.success)
+    metrics |= {
+      f"heldout/exact_{name}_frac": float(success.mean()),
+      f"heldout/format_{name}_frac": float(_is_formatted(texts, golds, style)),
+      f"heldout/reward_{name}": float(parts.total.mean()),
+    }
+    if needs_call.any():
+      metrics[f"heldout/call_exact_{name}_frac"] = float(
+        success[needs_call].mean()
+      )
+    if not needs_call.all():
+      metrics[f"heldout/refusal_{name}_frac"] = float(
+        success[~needs_call].mean()
+      )
+  return metrics
+
+
+def _is_formatted(
+  texts: Sequence[str], golds: Sequence[types.Gold], style: tool_calls.Style
+) -> float:
+  """Returns the share of texts with the format that their gold asks for."""
+  plain = {"name": "toolrl", "scale": "fixed", "newlines": "one_or_two"}
+  parts = scoring.score_completions(texts, golds, reward=plain, style=style)
+  return float((np.asarray(parts.format) == 1.0).mean())
+
+
+def _answer(
+  heldout: HeldOut,
+  server: collect.RolloutServer,
+  decode_text,
+  *,
+  max_tokens: int,
+  completion_buckets: Sequence[int],
+  temperature: float,
+) -> list[str]:
+  """Returns one answer a row; rows of one bucket are answered together."""
+  texts = [""] * len(heldout.examples)
+  by_bucket: dict[int, list[int]] = {}
+  for index, ids in enumerate(heldout.prompt_ids):
+    bucket = prompt_lib.bucket_for(len(ids), heldout.buckets)
+    by_bucket.setdefault(bucket, []).append(index)
+  for bucket, indices in sorted(by_bucket.items()):
+    prompts = prompt_lib.batch(
+      [heldout.prompt_ids[i] for i in indices],
+      buckets=[bucket],
+      num_groups=len(indices),
+    )
+    rollouts = server.rollout(
+      prompts,
+      group_size=1,
+      max_tokens=max_tokens,
+      temperature=temperature,
+      step=_SAMPLING_STEP,
+      completion_buckets=completion_buckets,
+    )
+    for index, (text,) in zip(indices, decode_text(rollouts)):
+      texts[index] = text
+  return texts

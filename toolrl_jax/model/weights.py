@@ -1,0 +1,344 @@
+"""Checkpoints in and out: Hugging Face folders and GGUF files to parameters.
+
+Reads each tensor in slices and places every slice on its own device, so that
+host memory holds about one stacked parameter. Writes Hugging Face folders
+whole or not at all. Knows nothing of meshes (shardings come in), text or
+training state.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from toolrl_jax.model import (
+  gguf,
+  layout,
+  presets,
+  safetensors_files,
+  source,
+  tokenizer,
+)
+
+Params = Any
+
+_MAX_SHARD_BYTES = 5_000_000_000
+
+_TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def load_config(path: str | pathlib.Path) -> presets.DecoderConfig:
+  """Reads a checkpoint's shape, none of its weights.
+
+  Args:
+    path: A Hugging Face folder, a .gguf file, or "bundled:tiny".
+
+  Returns:
+    The shape of the model.
+
+  Raises:
+    ValueError: If nothing is there, or the model is not covered.
+  """
+  found = source.locate(path)
+  if found.is_file():
+    return gguf.read_config(gguf.open_file(found))
+  try:
+    return presets.from_hf_config(source.read_json(found / "config.json"))
+  except ValueError as error:
+    raise ValueError(f"{found}: {error}") from None
+
+
+def load(
+  path: str | pathlib.Path,
+  *,
+  dtype: jax.typing.DTypeLike = jnp.float32,
+  shardings: Params | None = None,
+) -> tuple[presets.DecoderConfig, Params]:
+  """Loads a checkpoint.
+
+  Every tensor's name and shape is checked before the first one is placed.
+
+  Args:
+    path: A Hugging Face folder, a .gguf file, or "bundled:tiny".
+    dtype: Dtype of every parameter.
+    shardings: A pytree of `jax.sharding.Sharding` like the parameters (see
+      `decoder.param_shapes(load_config(path))`). None: the first device.
+
+  Returns:
+    The model's shape and its parameters.
+
+  Raises:
+    ValueError: If a file or tensor is missing, cut short, of a wrong shape or
+      not expected; names both.
+  """
+  found = source.locate(path)
+  if found.is_file():
+    file = gguf.open_file(found)
+    config = gguf.read_config(file)
+    read = gguf.reader(file, config)
+  else:
+    config = load_config(found)
+    read = safetensors_files.reader(found, config)
+  params = layout.assemble(config, read, dtype=dtype, shardings=shardings)
+  return config, params
+
+
+def stop_ids(path: str | pathlib.Path) -> tuple[int, ...]:
+  """Returns the token ids that end an answer of this checkpoint's model.
+
+  Args:
+    path: A Hugging Face folder, a .gguf file, or "bundled:tiny".
+
+  Returns:
+    At least one id: those of `generation_config.json` (else `config.json`),
+    and the tokenizer's end token. A GGUF file names them in its metadata.
+
+  Raises:
+    ValueError: If the checkpoint names none.
+  """
+  found = source.locate(path)
+  if found.is_file():
+    return gguf.stop_ids(gguf.open_file(found))
+  ids = _as_ids(_token_fields(found).get("eos_token_id"))
+  end = tokenizer.load(found).eos_token_id
+  ids = tuple(dict.fromkeys((*ids, *_as_ids(end))))
+  if not ids:
+    raise ValueError(
+      f"{found} names no end token; set eos_token_id in generation_config.json."
+    )
+  return ids
+
+
+def save(
+  path: str | pathlib.Path,
+  config: presets.DecoderConfig,
+  params: Params,
+  *,
+  tokenizer_from: str | pathlib.Path | None = None,
+  dtype: jax.typing.DTypeLike | None = None,
+  max_shard_bytes: int = _MAX_SHARD_BYTES,
+) -> None:
+  """Writes a Hugging Face folder: config, weights, tokenizer, chat template.
+
+  The folder is written beside `path` and renamed at the end, so that `path` is
+  never half a checkpoint. Host memory holds one layer's tensor at a time.
+
+  Args:
+    path: Folder to write; an older checkpoint there is replaced.
+    config: Shape of the model.
+    params: The parameter pytree.
+    tokenizer_from: Checkpoint whose tokenizer, chat template and end tokens
+      are copied. None: weights and config only.
+    dtype: Dtype of the saved tensors. None: that of `params`.
+    max_shard_bytes: Size above which the weights are split over files.
+
+  Raises:
+    ValueError: If `path` holds something that is no checkpoint, or the
+      parameters do not fit the config.
+  """
+  target = pathlib.Path(path).expanduser().absolute()
+  _check_replaceable(target)
+  pieces = list(_pieces(config, params, dtype))
+  partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+  shutil.rmtree(partial, ignore_errors=True)
+  partial.mkdir(parents=True)
+  try:
+    _write_folder(
+      partial, config, pieces, tokenizer_from, max_shard_bytes=max_shard_bytes
+    )
+    _replace(partial, target)
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+class _Piece(NamedTuple):
+  """One tensor to write; `fetch` brings it to the host."""
+
+  name: str
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  fetch: Callable[[], np.ndarray]
+
+  @property
+  def num_bytes(self) -> int:
+    return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+def _pieces(
+  config: presets.DecoderConfig,
+  params: Params,
+  dtype: jax.typing.DTypeLike | None,
+) -> Iterator[_Piece]:
+  """Yields the tensors of the folder, fetched only when written."""
+  for tensor in layout.stored(config):
+    leaf = params
+    for key in tensor.path:
+      leaf = leaf[key]
+    shape = tensor.shape[::-1] if tensor.is_kernel else tensor.shape
+    expected = shape if tensor.layer is None else (config.num_layers, *shape)
+    if leaf.shape != expected:
+      raise ValueError(
+        f"parameter {'/'.join(tensor.path)} must have shape {expected}, got "
+        f"{leaf.shape}; give the config that the parameters were made with."
+      )
+    saved = np.dtype(leaf.dtype if dtype is None else dtype)
+
+    def fetch(leaf=leaf, tensor=tensor, saved=saved) -> np.ndarray:
+      piece = leaf if tensor.layer is None else leaf[tensor.layer]
+      host = np.asarray(piece).astype(saved, copy=False)
+      return np.ascontiguousarray(host.T if tensor.is_kernel else host)
+
+    yield _Piece(tensor.hf_name, tensor.shape, saved, fetch)
+
+
+def _write_folder(
+  folder: pathlib.Path,
+  config: presets.DecoderConfig,
+  pieces: list[_Piece],
+  tokenizer_from: str | pathlib.Path | None,
+  *,
+  max_shard_bytes: int,
+) -> None:
+  """Writes every file of a checkpoint into an empty folder."""
+  hf_config = presets.to_hf_config(config, pieces[0].dtype.name)
+  tokens: Mapping[str, Any] = dict.fromkeys(_TOKEN_FIELDS)
+  if tokenizer_from is not None:
+    found = source.locate(tokenizer_from)
+    tokenizer.copy(found, folder)
+    tokens = _saved_token_fields(found)
+    _write_generation_config(found, folder, tokens)
+  _write_json(folder / "config.json", hf_config | tokens)
+
+  files = _split(pieces, max_shard_bytes)
+  weight_map = {}
+  for number, members in enumerate(files, start=1):
+    name = "model.safetensors"
+    if len(files) > 1:
+      name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+    _write_safetensors(folder / name, members)
+    weight_map |= {piece.name: name for piece in members}
+  if len(files) > 1:
+    total = sum(piece.num_bytes for piece in pieces)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _split(pieces: list[_Piece], max_bytes: int) -> list[list[_Piece]]:
+  """Splits the tensors over files of at most `max_bytes`, in order."""
+  files: list[list[_Piece]] = [[]]
+  size = 0
+  for piece in pieces:
+    if files[-1] and size + piece.num_bytes > max_bytes:
+      files.append([])
+      size = 0
+    files[-1].append(piece)
+    size += piece.num_bytes
+  return files
+
+
+_DTYPE_CODES = {
+  "float64": "F64",
+  "float32": "F32",
+  "float16": "F16",
+  "bfloat16": "BF16",
+}
+
+
+def _write_safetensors(path: pathlib.Path, pieces: list[_Piece]) -> None:
+  """Writes one file tensor by tensor.
+
+  The library's writer takes every tensor of a file at once, which would put
+  the model in host memory. The format is a length, a JSON header and the bytes.
+  """
+  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+  offset = 0
+  for piece in pieces:
+    end = offset + piece.num_bytes
+    header[piece.name] = {
+      "dtype": _DTYPE_CODES[piece.dtype.name],
+      "shape": list(piece.shape),
+      "data_offsets": [offset, end],
+    }
+    offset = end
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-len(text) % 8)
+  with path.open("wb") as file:
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for piece in pieces:
+      file.write(piece.fetch().view(np.uint8).data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+  path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _token_fields(folder: pathlib.Path) -> Mapping[str, Any]:
+  """Returns the special ids of a folder; the generation config goes first."""
+  fields: dict[str, Any] = {}
+  for name in ("config.json", "generation_config.json"):
+    if (folder / name).exists():
+      content = source.read_json(folder / name)
+      fields |= {
+        key: content[key]
+        for key in _TOKEN_FIELDS
+        if content.get(key) is not None
+      }
+  return fields
+
+
+def _saved_token_fields(found: pathlib.Path) -> Mapping[str, Any]:
+  """Returns the special ids that an export states, absent ones as None."""
+  fields: dict[str, Any] = dict.fromkeys(_TOKEN_FIELDS)
+  if found.is_file():
+    fields |= gguf.token_fields(gguf.open_file(found))
+  else:
+    fields |= _token_fields(found)
+  ids = stop_ids(found)
+  fields["eos_token_id"] = ids[0] if len(ids) == 1 else list(ids)
+  return fields
+
+
+def _write_generation_config(
+  found: pathlib.Path, folder: pathlib.Path, tokens: Mapping[str, Any]
+) -> None:
+  """Copies the source's generation config, with all its end tokens."""
+  content: Mapping[str, Any] = {}
+  if (found / "generation_config.json").is_file():
+    content = source.read_json(found / "generation_config.json")
+  stated = {key: value for key, value in tokens.items() if value is not None}
+  _write_json(folder / "generation_config.json", {**content, **stated})
+
+
+def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
+  """Returns the ids of a field that holds none, one or several."""
+  if value is None:
+    return ()
+  return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _check_replaceable(target: pathlib.Path) -> None:
+  """Refuses to write over what is no checkpoint."""
+  if target.is_dir() and not any(target.iterdir()):
+    return
+  if target.exists() and not (target / "config.json").is_file():
+    raise ValueError(
+      f"{target} exists and is no checkpoint; choose another folder."
+    )
+
+
+def _replace(partial: pathlib.Path, target: pathlib.Path) -> None:
+  """Moves a finished folder to its name."""
+  old = target.with_name(f"{partial.name}-old")
+  if target.exists():
+    target.rename(old)
+  partial.rename(target)
+  shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,309 @@
+"""Prompts in, padded completions out: the one way into the rollout.
+
+From a step's prompts to `types.Rollouts`, through JetStream's driver or the
+plain loop. It checks what is asked before any work is done, and raises one
+error for whatever failed. It knows neither text nor rewards.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from toolrl_jax import types
+from toolrl_jax.model import decoder
+from toolrl_jax.rollout import driver, inline
+from toolrl_jax.rollout.engine import RolloutEngine
+from toolrl_jax.rollout.ledger import RolloutStats
+from toolrl_jax.rollout.request import Group, RolloutError
+
+_SMALLEST_COMPLETION_BUCKET = 64
+_SMALLEST_PROMPT_BUCKET = 16
+
+
+class GroupRunner(Protocol):
+  """Runs groups on an engine: the driver or the plain loop."""
+
+  def run(self, groups: Sequence[Group]) -> None:
+    """Runs groups until each of their requests finished or failed."""
+
+  def drain(self) -> None:
+    """Waits until nothing is in flight."""
+
+  def stop(self) -> None:
+    """Ends what is in flight, and all threads."""
+
+
+class RolloutServer:
+  """Rolls prompts out with the policy it was last given."""
+
+  def __init__(self, engine: RolloutEngine, runner: GroupRunner):
+    self.engine = engine
+    self._runner = runner
+
+  def rollout(
+    self,
+    prompts: types.PromptBatch | Sequence[Sequence[int]],
+    *,
+    group_size: int,
+    max_tokens: int,
+    temperature: float = 1.0,
+    step: int = 0,
+    completion_buckets: Sequence[int] = (),
+  ) -> types.Rollouts:
+    """Samples `group_size` completions of every prompt.
+
+    A completion is named by (seed, step, prompt, sample index): the same in
+    any order, chunk length and server at an equal number of slots. Prompts
+    that stand in a batch more than once get different samples.
+
+    Args:
+      prompts: Padded prompts with lengths, or lists of token ids. Groups with
+        `is_real` False cost nothing and come back empty.
+      group_size: Completions a prompt (G).
+      max_tokens: Longest completion, the stop token included.
+      temperature: Sampling temperature; 0 is greedy, with log-probabilities
+        at temperature 1.
+      step: Training step, part of the samples' names.
+      completion_buckets: Lengths to pad to, rising; empty is powers of two
+        from 64.
+
+    Returns:
+      Completions padded to the smallest bucket that holds the longest.
+
+    Raises:
+      ValueError: A prompt or a setting cannot be served.
+      RolloutError: The engine failed.
+    """
+    batch = pad_prompts(prompts)
+    _check_settings(group_size, max_tokens, temperature, step)
+    _check_prompts(batch, self.engine, max_tokens)
+    buckets = _buckets(completion_buckets, max_tokens)
+    by_prompt = _make_groups(
+      batch,
+      group_size=group_size,
+      limit=max_tokens,
+      temperature=temperature,
+      step=step,
+      is_shared=self.engine.layout == "shared",
+    )
+    self._runner.drain()
+    self.engine.reserve(
+      prompt_size=batch.prompt_ids.shape[1],
+      completion_size=_smallest(buckets, max_tokens),
+      group_size=group_size,
+    )
+    self._runner.run([group for groups in by_prompt for group in groups])
+    _raise_failure(by_prompt, step)
+    return _collect(by_prompt, group_size=group_size, buckets=buckets)
+
+  def sync(self, params: decoder.Params, version: int) -> None:
+    """Serves other parameters from the next rollout on.
+
+    Args:
+      params: Parameter pytree. It must stay alive and unwritten while it is
+        served: do not donate it to an update.
+      version: Number of the policy.
+    """
+    self._runner.drain()
+    self.engine.swap(params, version)
+
+  @property
+  def stats(self) -> RolloutStats:
+    """Counts since the last reset."""
+    return self.engine.ledger.stats
+
+  def reset_stats(self) -> None:
+    """Sets all counts to 0."""
+    self.engine.ledger.reset_stats()
+
+
+@contextlib.contextmanager
+def start(
+  engine: RolloutEngine, server: Literal["jetstream", "inline"] = "jetstream"
+) -> Iterator[RolloutServer]:
+  """Serves an engine until the end of the `with` block.
+
+  Args:
+    engine: Engine; no other server may use it meanwhile.
+    server: "jetstream" for its driver's threads, "inline" for a plain loop.
+
+  Yields:
+    The server.
+
+  Raises:
+    ValueError: `server` is neither.
+  """
+  if server not in ("jetstream", "inline"):
+    raise ValueError(
+      f'server must be "jetstream" or "inline", got {server!r}; '
+      "set config.rollout.server."
+    )
+  is_driver = server == "jetstream"
+  runner = (driver.RolloutDriver if is_driver else inline.InlineLoop)(engine)
+  try:
+    yield RolloutServer(engine, runner)
+  finally:
+    runner.stop()
+
+
+def pad_prompts(
+  prompts: types.PromptBatch | Sequence[Sequence[int]],
+) -> types.PromptBatch:
+  """Pads lists of token ids to a power of two; a batch stays as it is."""
+  if isinstance(prompts, types.PromptBatch):
+    return prompts
+  lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+  size = _SMALLEST_PROMPT_BUCKET
+  while size < lengths.max(initial=0):
+    size *= 2
+  prompt_ids = np.zeros((len(prompts), size), np.int32)
+  for row, prompt in zip(prompt_ids, prompts):
+    row[: len(prompt)] = prompt
+  return types.PromptBatch(prompt_ids, lengths, np.ones(len(prompts), bool))
+
+
+def _check_settings(group_size, max_tokens, temperature, step) -> None:
+  for name, value, least in (
+    ("group_size", group_size, 1),
+    ("max_completion_tokens", max_tokens, 1),
+    ("temperature", temperature, 0),
+  ):
+    if not value >= least:
+      raise ValueError(
+        f"{name} must be at least {least}, got {value}; "
+        f"set config.rollout.{name}."
+      )
+  if not 0 <= step < 2**32:
+    raise ValueError(
+      f"step must be in [0, 2**32), got {step}; it names the samples."
+    )
+
+
+def _check_prompts(
+  batch: types.PromptBatch, engine: RolloutEngine, max_tokens: int
+) -> None:
+  """Refuses prompts that JetStream or the decoder would serve wrongly."""
+  longest = engine.config.max_positions - max_tokens
+  size, vocab_size = batch.prompt_ids.shape[1], engine.config.vocab_size
+  for row in np.flatnonzero(batch.is_real):
+    length = int(batch.prompt_length[row])
+    if not 1 <= length <= min(size, longest):
+      raise ValueError(
+        f"a prompt must have 1 to {min(size, longest)} tokens beside "
+        f"{max_tokens} completion tokens, prompt {row} has {length}; "
+        "set config.data.max_prompt_tokens."
+      )
+    ids = batch.prompt_ids[row, :length]
+    if ids.min() < 0 or ids.max() >= vocab_size:
+      raise ValueError(
+        f"token ids must be in [0, {vocab_size}), prompt {row} has "
+        f"{ids.min()} to {ids.max()}; use the checkpoint's tokenizer."
+      )
+
+
+def _buckets(buckets: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+  """Returns rising bucket lengths whose last one holds `max_tokens`."""
+  if not buckets:
+    lengths = [_SMALLEST_COMPLETION_BUCKET]
+    while lengths[-1] < max_tokens:
+      lengths.append(2 * lengths[-1])
+    return tuple(lengths)
+  if max(buckets) < max_tokens:
+    raise ValueError(
+      f"the largest completion bucket must hold {max_tokens} tokens, got "
+      f"{max(buckets)}; set config.rollout.completion_buckets."
+    )
+  return tuple(sorted(buckets))
+
+
+def _smallest(buckets: Sequence[int], length: int) -> int:
+  return next(bucket for bucket in buckets if bucket >= length)
+
+
+def _make_groups(
+  batch: types.PromptBatch,
+  *,
+  group_size: int,
+  limit: int,
+  temperature: float,
+  step: int,
+  is_shared: bool,
+) -> list[list[Group]]:
+  """Makes each prompt's groups: one, or one a sample when not shared."""
+  seen: dict[bytes, int] = {}
+  by_prompt: list[list[Group]] = []
+  for prompt_ids, length, is_real in zip(*batch):
+    if not is_real:
+      by_prompt.append([])
+      continue
+    name = prompt_ids[:length].tobytes()
+    first = seen.get(name, 0)
+    seen[name] = first + group_size
+    indices = range(first, first + group_size)
+    by_prompt.append(
+      [
+        Group(
+          prompt_ids,
+          int(length),
+          step=step,
+          sample_indices=members,
+          limit=limit,
+          temperature=temperature,
+        )
+        for members in ([indices] if is_shared else [[i] for i in indices])
+      ]
+    )
+  return by_prompt
+
+
+def _raise_failure(by_prompt: Sequence[Sequence[Group]], step: int) -> None:
+  errors = [
+    request.error
+    for groups in by_prompt
+    for group in groups
+    for request in group.requests
+    if request.error is not None
+  ]
+  if errors:
+    num_requests = sum(
+      len(group.requests) for groups in by_prompt for group in groups
+    )
+    first = " ".join(str(errors[0]).split()) or type(errors[0]).__name__
+    raise RolloutError(
+      f"the rollout of step {step} failed in {len(errors)} of {num_requests} "
+      f"requests: {first}"
+    ) from errors[0]
+
+
+def _collect(
+  by_prompt: Sequence[Sequence[Group]],
+  *,
+  group_size: int,
+  buckets: Sequence[int],
+) -> types.Rollouts:
+  """Pads the requests' tokens into arrays [B, G, T]."""
+  requests = [
+    [request for group in groups for request in group.requests]
+    for groups in by_prompt
+  ]
+  longest = max((r.num_tokens for row in requests for r in row), default=0)
+  shape = (len(by_prompt), group_size, _smallest(buckets, longest))
+  rollouts = types.Rollouts(
+    completion_ids=np.zeros(shape, np.int32),
+    completion_mask=np.zeros(shape, bool),
+    logprobs=np.zeros(shape, np.float32),
+    truncated_logprobs=np.zeros(shape, np.float32),
+    finish=np.full(shape[:2], types.FINISH_STOP, np.int32),
+  )
+  for prompt, row in enumerate(requests):
+    for sample, request in enumerate(row):
+      at = (prompt, sample, slice(request.num_tokens))
+      ids, logprobs, truncated = request.columns()
+      rollouts.completion_ids[at] = ids
+      rollouts.completion_mask[at] = True
+      rollouts.logprobs[at] = logprobs
+      rollouts.truncated_logprobs[at] = truncated
+      rollouts.finish[prompt, sample] = request.finish
+  return rollouts

@@ -1,0 +1,438 @@
+"""Trains a policy: rows to updates to an exported checkpoint.
+
+    toolrl-train --config=configs/tiny.py --workdir=/tmp/tiny
+
+`train_grpo` shows the data path in its order: sampler, prompt, rollout, score,
+selection and advantage, update, feedback, weight sync, metrics, checkpoint.
+A killed run that is started again with the same command continues from its
+newest whole checkpoint, bit for bit.
+"""
+
+import json
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+from absl import logging
+
+from toolrl_jax import configuration, parts, scoring
+from toolrl_jax.data import prompt, sampler
+from toolrl_jax.evaluation import heldout
+from toolrl_jax.model import weights
+from toolrl_jax.rollout import collect
+from toolrl_jax.training import (
+  checkpoint,
+  groups,
+  metrics,
+  sft,
+  step_metrics,
+  update,
+)
+from toolrl_jax.training.state import TrainState
+
+USAGE = """\
+toolrl-train: trains a tool-calling policy with GRPO or SFT.
+
+  toolrl-train --config=FILE --workdir=DIR [--config.section.field=VALUE ...]
+
+  --config    a recipe, for example configs/tiny.py
+  --workdir   where the run writes: config.json, metrics.jsonl, samples.jsonl,
+              checkpoints/, export/, summary.json, TensorBoard events
+  Every field stands with its meaning in configs/common.py. The same command
+  again resumes a run that was stopped."""
+
+
+class StoppedRunError(RuntimeError):
+  """The run cannot go on; the text is one line for the user."""
+
+
+class Run(NamedTuple):
+  """What both algorithms share.
+
+  Attributes:
+    config: The configuration.
+    workdir: Where the run writes.
+    policy: Shape, tokenizer and initial weights.
+    train_rows: Rows that are trained on.
+    heldout_rows: Rows that are only answered, or None.
+    updates: The compiled update.
+    reference: Parameters of the reference policy when a KL is on, else None.
+    writer: Metrics, samples and progress.
+    checkpoints: Saved steps.
+    stop: Whether SIGTERM came.
+  """
+
+  config: ml_collections.ConfigDict
+  workdir: pathlib.Path
+  policy: parts.Policy
+  train_rows: parts.Rows
+  heldout_rows: heldout.HeldOut | None
+  updates: update.UpdateFns
+  reference: Any
+  writer: metrics.MetricWriter
+  checkpoints: checkpoint.RunCheckpoints
+  stop: "StopSignal"
+
+
+class Progress(NamedTuple):
+  """Where a run stands.
+
+  Attributes:
+    step: Batches trained on.
+    state: Parameters and optimizer state, on the devices.
+    host: What else a checkpoint holds: the sampler's state after `step`, and
+      the held-out scores before training.
+  """
+
+  step: int
+  state: TrainState
+  host: dict[str, Any]
+
+
+class StopSignal:
+  """Remembers that SIGTERM came, so that the step can end first."""
+
+  def __init__(self):
+    self.is_set = False
+    signal.signal(signal.SIGTERM, self._set)
+
+  def _set(self, number, frame):
+    self.is_set = True
+    logging.warning("SIGTERM: the run ends after this step, with a checkpoint")
+
+
+def run(argv: list[str] | None = None) -> None:
+  """Runs the command; a user's mistake ends with one line and status 2."""
+  try:
+    config, workdir = configuration.load(
+      sys.argv if argv is None else argv, USAGE
+    )
+    main(config, workdir)
+  except configuration.UsageError as error:
+    sys.exit(_fail(2, error))
+  except (StoppedRunError, collect.RolloutError) as error:
+    logging.debug("stopped", exc_info=True)
+    sys.exit(_fail(1, error))
+  except KeyboardInterrupt:
+    sys.exit(_fail(130, "interrupted; the same command resumes the run"))
+
+
+def _fail(status: int, what: object) -> int:
+  sys.stderr.write(f"toolrl-train: {what}\n")
+  return status
+
+
+def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+  """Trains from the newest checkpoint in `workdir`, or from the start.
+
+  Args:
+    config: A checked configuration.
+    workdir: Absolute folder of the run; made when missing.
+
+  Raises:
+    UsageError: Something the user can mend is wrong; nothing was started.
+    StoppedRunError: The run cannot go on.
+  """
+  stop = StopSignal()
+  parts.prepare_devices(config)
+  parts.prepare_workdir(config, workdir)
+
+  # ----- policy and rows -----
+  policy = parts.policy(config)
+  train_rows = parts.train_rows(config, policy)
+  heldout_rows = parts.heldout_rows(config, policy)
+  if config.algorithm == "grpo":
+    parts.check_gold(config, train_rows)
+
+  # ----- order, optimizer, update -----
+  order = parts.sampler(config, train_rows)
+  total_steps = order.max_steps_left()
+  optimizer = parts.optimizer(config, total_steps)
+  updates = parts.updates(config, policy, optimizer)
+  reference = (
+    updates.copy_params(policy.params) if config.loss.kl_coef else None
+  )
+
+  # ----- state: fresh or restored -----
+  checkpoints = checkpoint.RunCheckpoints(
+    workdir / "checkpoints",
+    keep_last=config.checkpoint.keep_last,
+    keep_best=config.checkpoint.keep_best,
+  )
+  progress = Progress(0, updates.init(policy.params), {})
+  policy = policy._replace(params=None)  # They belong to the state now.
+  restored = checkpoints.restore_latest(progress.state)
+  if restored is not None:
+    step, state, host = restored
+    progress = Progress(step, updates.place(state), host)
+    parts.restore_order(order, host["sampler"])
+    logging.info("resumed from the checkpoint of step %d", step)
+
+  writer = metrics.MetricWriter(
+    workdir,
+    total_steps=total_steps,
+    tensorboard=config.logging.tensorboard,
+    resume_step=progress.step if restored is not None else None,
+  )
+  with writer, checkpoints:
+    run = Run(
+      config,
+      workdir,
+      policy,
+      train_rows,
+      heldout_rows,
+      updates,
+      reference,
+      writer,
+      checkpoints,
+      stop,
+    )
+    train = train_grpo if config.algorithm == "grpo" else train_sft
+    train(run, order, progress)
+
+
+def train_grpo(
+  run: Run, order: sampler.PromptSampler, progress: Progress
+) -> None:
+  """Runs GRPO to the end of the sampler: stages 2 to 12 of the data path."""
+  config, rows, policy = run.config, run.train_rows, run.policy
+  step, state, host = progress
+  watch = step_metrics.CollapseWatch(
+    min_parse_frac=config.logging.min_parse_frac,
+    min_tool_call_frac=config.logging.min_tool_call_frac,
+  )
+  engine = parts.rollout_engine(
+    config, policy, run.updates.params_for_engine(state)
+  )
+  with collect.start(engine, server=config.rollout.server) as server:
+    if step == 0:
+      host["before"] = _held_out(run, server, step)
+      run.writer.write(step, host["before"])
+    batch = order.next_batch()
+    while batch is not None:
+      step += 1
+      clock = step_metrics.Clock()
+
+      # ----- prompts and rollouts -----
+      examples = [rows.examples[i] for i in batch.indices]
+      prompts = prompt.batch(
+        [rows.prompt_ids[i] for i in batch.indices],
+        buckets=rows.buckets,
+        num_groups=config.sampler.prompts_per_step,
+      )
+      rollouts = server.rollout(
+        prompts,
+        group_size=config.rollout.group_size,
+        max_tokens=config.rollout.max_completion_tokens,
+        temperature=config.rollout.temperature,
+        step=step,
+        completion_buckets=parts.completion_buckets(config),
+      )
+      clock.lap("rollout/secs")
+
+      # ----- reward, selection, advantage -----
+      texts = parts.texts(policy, rollouts)[: len(examples)]
+      scored = scoring.parse_and_score(
+        texts,
+        [example.gold for example in examples],
+        reward=config.reward.to_dict(),
+        step=step,
+        style=config.prompt.completion,
+      )
+      reward, success = parts.padded_reward(scored.parts, prompts)
+      if run.reference is not None and config.loss.kl_in == "reward":
+        reward -= config.loss.kl_coef * update.kl_of_rollouts(
+          run.updates, run.reference, prompts, rollouts
+        )
+      kept = groups.keep_and_weigh(
+        reward,
+        success,
+        prompts.is_real,
+        parts.step_key(config, step, "selection"),
+        options=parts.group_options(config),
+      )
+      clock.lap("reward/secs")
+
+      # ----- update -----
+      state, update_metrics = update.run_updates(
+        run.updates,
+        state,
+        update.assemble(prompts, rollouts, kept),
+        key=parts.step_key(config, step, "minibatches"),
+        reference_params=run.reference,
+      )
+      _check_finite(update_metrics, step)
+      clock.lap("update/secs")
+
+      # ----- feedback, weight sync -----
+      order.observe(batch.indices, np.asarray(scored.parts.success).all(axis=1))
+      server.sync(run.updates.params_for_engine(state), version=step)
+      clock.lap("sync/secs")
+
+      # ----- metrics, evaluation, checkpoint -----
+      row = {
+        **step_metrics.rollout_metrics(rollouts, prompts),
+        **step_metrics.reward_metrics(
+          scored, [example.gold for example in examples], kept
+        ),
+        **update_metrics,
+        **order.metrics(),
+        **server.metrics(),
+        **clock.metrics(),
+        "sampler/epoch": float(batch.epoch),
+      }
+      watch.check(row, step)
+      host["sampler"] = order.state()
+      batch = order.next_batch()
+      if batch is None or _is_due(config.eval.every_steps, step):
+        row |= _held_out(run, server, step)
+      run.writer.write_samples(
+        step, parts.samples(config, policy, examples, rollouts, scored, kept)
+      )
+      run.writer.write(step, row)
+      progress = Progress(step, state, host)
+      if _must_stop(run, progress, row, is_last=batch is None):
+        return
+  _finish(run, progress, row)
+
+
+def train_sft(
+  run: Run, order: sampler.PromptSampler, progress: Progress
+) -> None:
+  """Fine-tunes on the rows' targets; the loss is on target tokens only."""
+  config, rows, policy = run.config, run.train_rows, run.policy
+  step, state, host = progress
+  targets = parts.target_ids(config, policy, rows)
+  engine = parts.rollout_engine(
+    config, policy, run.updates.params_for_engine(state)
+  )
+  with collect.start(engine, server=config.rollout.server) as server:
+    if step == 0:
+      host["before"] = _held_out(run, server, step)
+      run.writer.write(step, host["before"])
+    batch = order.next_batch()
+    while batch is not None:
+      step += 1
+      clock = step_metrics.Clock()
+      prompts = prompt.batch(
+        [rows.prompt_ids[i] for i in batch.indices],
+        buckets=rows.buckets,
+        num_groups=config.sampler.prompts_per_step,
+      )
+      state, row = update.run_updates(
+        run.updates,
+        state,
+        sft.sft_batch(
+          prompts,
+          [targets[i] for i in batch.indices],
+          buckets=parts.completion_buckets(config),
+        ),
+        key=parts.step_key(config, step, "minibatches"),
+      )
+      _check_finite(row, step)
+      clock.lap("update/secs")
+      row |= {**clock.metrics(), "sampler/epoch": float(batch.epoch)}
+      host["sampler"] = order.state()
+      batch = order.next_batch()
+      if batch is None or _is_due(config.eval.every_steps, step):
+        server.sync(run.updates.params_for_engine(state), version=step)
+        row |= _held_out(run, server, step)
+      run.writer.write(step, row)
+      progress = Progress(step, state, host)
+      if _must_stop(run, progress, row, is_last=batch is None):
+        return
+  _finish(run, progress, row)
+
+
+def _is_due(every_steps: int, step: int) -> bool:
+  return every_steps > 0 and step % every_steps == 0
+
+
+def _held_out(run: Run, server: collect.RolloutServer, step: int) -> dict[str, float]:
+  """Answers and scores the held-out rows, if there are any."""
+  if run.heldout_rows is None:
+    return {}
+  config = run.config
+  started = time.perf_counter()
+  scores = heldout.evaluate(
+    run.heldout_rows,
+    server,
+    lambda rollouts: parts.texts(run.policy, rollouts),
+    reward=config.reward.to_dict(),
+    style=config.prompt.completion,
+    step=step,
+    max_tokens=config.rollout.max_completion_tokens,
+    completion_buckets=parts.completion_buckets(config),
+    temperature=config.rollout.temperature,
+    is_sampled=config.eval.sampled,
+  )
+  return {**scores, "heldout/secs": time.perf_counter() - started}
+
+
+def _check_finite(update_metrics: Mapping[str, float], step: int) -> None:
+  """Stops the run at the first loss or gradient that is not finite."""
+  if not update_metrics["update/is_finite"]:
+    raise StoppedRunError(
+      f"loss or gradient is not finite at step {step} (loss "
+      f"{update_metrics['update/loss']}, gradient norm "
+      f"{update_metrics['update/grad_norm']}); the update was not applied. "
+      "Lower config.optimizer.learning_rate or use float32; the same command "
+      "resumes from the last checkpoint."
+    )
+
+
+def _must_stop(
+  run: Run, progress: Progress, row: Mapping[str, float], *, is_last: bool
+) -> bool:
+  """Saves when it is time to, and says whether SIGTERM ends the run here."""
+  is_stopped = run.stop.is_set and not is_last
+  if (
+    is_last
+    or is_stopped
+    or _is_due(run.config.checkpoint.every_steps, progress.step)
+  ):
+    run.checkpoints.save(
+      progress.step,
+      progress.state,
+      progress.host,
+      metric=row.get("heldout/exact_sampled_frac"),
+    )
+  if is_stopped:
+    run.checkpoints.wait()
+    logging.warning(
+      "stopped after step %d; the same command resumes the run", progress.step
+    )
+  return is_stopped
+
+
+def _finish(run: Run, progress: Progress, row: Mapping[str, float]) -> None:
+  """Exports the policy and writes what the run achieved."""
+  run.checkpoints.wait()
+  if run.config.checkpoint.export:
+    weights.save(
+      run.workdir / "export",
+      run.policy.config,
+      progress.state.params,
+      source=run.policy.source,
+    )
+    logging.info("exported to %s", run.workdir / "export")
+  before = progress.host.get("before", {})
+  summary = {
+    "steps": progress.step,
+    "heldout": {
+      name: {"before": before.get(name), "after": value}
+      for name, value in row.items()
+      if name.startswith("heldout/") and name != "heldout/secs"
+    },
+  }
+  (run.workdir / "summary.json").write_text(json.dumps(summary, indent=2))
+  run.writer.show(step_metrics.summary_table(summary["heldout"]))
+
+
+if __name__ == "__main__":
+  run()

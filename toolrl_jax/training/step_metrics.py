@@ -1,0 +1,133 @@
+"""What a step's records say in numbers: one function a stage.
+
+From the records that cross stages to `stage/name` metrics. Counts masked
+groups nowhere. It writes nothing.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from absl import logging
+
+from toolrl_jax import scoring, types
+from toolrl_jax.training import groups
+
+
+class Clock:
+  """Seconds of the stages of one step, by wall clock."""
+
+  def __init__(self):
+    self._start = self._last = time.perf_counter()
+    self._secs: dict[str, float] = {}
+
+  def lap(self, name: str) -> None:
+    """Books the time since the last lap under `name`."""
+    now = time.perf_counter()
+    self._secs[name] = now - self._last
+    self._last = now
+
+  def metrics(self) -> dict[str, float]:
+    """Returns the booked seconds and `step/secs`, the whole until now."""
+    return {**self._secs, "step/secs": time.perf_counter() - self._start}
+
+
+def rollout_metrics(
+  rollouts: types.Rollouts, prompts: types.PromptBatch
+) -> dict[str, float]:
+  """Returns token counts and lengths of a step's rollouts."""
+  is_real = prompts.is_real
+  lengths = rollouts.completion_mask[is_real].sum(-1)
+  finish = rollouts.finish[is_real]
+  return {
+    "rollout/tokens": float(lengths.sum()),
+    "rollout/length_tokens": float(lengths.mean()),
+    "rollout/prompt_tokens": float(prompts.prompt_length[is_real].mean()),
+    "rollout/cut_frac": float((finish == types.FINISH_LENGTH).mean()),
+  }
+
+
+def reward_metrics(
+  scored: scoring.ScoredCompletions,
+  golds: Sequence[types.Gold],
+  kept: groups.KeptGroups,
+) -> dict[str, float]:
+  """Returns means of the reward's parts, and what parsing and contrast say."""
+  parts, num_groups = scored.parts, len(golds)
+  is_equal = np.asarray(kept.is_zero_variance)[:num_groups]
+  is_solved = np.asarray(parts.success).all(axis=1)
+  is_failed = ~np.asarray(parts.success).any(axis=1)
+  return {
+    "reward/total": float(np.mean(parts.total)),
+    "reward/total_std": float(np.std(parts.total)),
+    "reward/format": float(np.mean(parts.format)),
+    "reward/correctness": float(np.mean(parts.correctness)),
+    "reward/length": float(np.mean(parts.length)),
+    "reward/success_frac": float(np.mean(parts.success)),
+    "rollout/parse_fail_frac": _mean(not p.is_parsed for p in scored.parsed),
+    "rollout/tool_call_frac": _mean(p.has_call for p in scored.parsed),
+    "rollout/gold_call_frac": _mean(bool(gold.calls) for gold in golds),
+    "filter/zero_variance_frac": float(is_equal.mean()),
+    "filter/all_right_frac": float(is_solved.mean()),
+    "filter/all_wrong_frac": float(is_failed.mean()),
+  }
+
+
+def _mean(flags) -> float:
+  return float(np.mean(list(flags)))
+
+
+class CollapseWatch:
+  """Warns once, each time the policy stops writing what can be scored."""
+
+  def __init__(self, *, min_parse_frac: float, min_tool_call_frac: float):
+    """Sets the limits.
+
+    Args:
+      min_parse_frac: Least share of completions that parse.
+      min_tool_call_frac: Least share of completions with a call, as a fraction
+        of the share of gold with a call.
+    """
+    self._min_parse = min_parse_frac
+    self._min_call = min_tool_call_frac
+    self._is_warned = False
+
+  def check(self, row: Mapping[str, float], step: int) -> list[str]:
+    """Logs and returns the warnings of one step's metrics."""
+    parsed = 1.0 - row["rollout/parse_fail_frac"]
+    called, wanted = (
+      row["rollout/tool_call_frac"],
+      row["rollout/gold_call_frac"],
+    )
+    warnings = []
+    if parsed < self._min_parse:
+      warnings.append(
+        f"step {step}: only {parsed:.0%} of the completions parse (limit "
+        f"{self._min_parse:.0%}); look at samples.jsonl, lower the learning "
+        "rate or start from a checkpoint that knows the format"
+      )
+    if called < self._min_call * wanted:
+      warnings.append(
+        f"step {step}: only {called:.0%} of the completions call a tool where "
+        f"{wanted:.0%} of the gold does; look at samples.jsonl and "
+        "config.reward.no_call"
+      )
+    if warnings and not self._is_warned:
+      for line in warnings:
+        logging.warning("%s", line)
+    self._is_warned = bool(warnings)
+    return warnings
+
+
+def summary_table(heldout: Mapping[str, Mapping[str, float | None]]) -> str:
+  """Returns the held-out scores before and after a run as a text table."""
+  lines = [f"{'held-out':<32}{'before':>9}{'after':>9}{'change':>9}"]
+  for name, values in heldout.items():
+    before, after = values["before"], values["after"]
+    if before is None or after is None:
+      continue
+    lines.append(
+      f"{name.removeprefix('heldout/'):<32}{before:>9.3f}{after:>9.3f}"
+      f"{after - before:>+9.3f}"
+    )
+  return "\n".join(lines)

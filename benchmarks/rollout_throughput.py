@@ -122,7 +122,7 @@ def time_programs(args, config, params, prompt) -> dict[str, float]:
       words = np.array([0, 0, 0, row], np.uint32)
       state = programs.start_row(
         state, np.int32(row), np.int32(0), prefix.logits,
-        np.int32(args.response_len), np.float32(1), words,
+        np.int32(args.response_len), np.float32(1), np.uint32(0), words,
       )  # fmt: skip
     jax.block_until_ready(state)
     start = time.perf_counter()

@@ -22,10 +22,11 @@ from toolrl_jax import configuration, scoring, types
 from toolrl_jax.data import dataset, preflight, prompt
 from toolrl_jax.data import sampler as sampler_lib
 from toolrl_jax.evaluation import heldout
+from toolrl_jax.kernels import loss as loss_kernel
 from toolrl_jax.model import decoder, presets, sharding, tokenizer, weights
 from toolrl_jax.parsing import tool_calls
 from toolrl_jax.rollout import engine
-from toolrl_jax.training import groups, state, update
+from toolrl_jax.training import batches, groups, state, update
 
 # Rejected rows named in the log; all of them stand in rejected.jsonl.
 _NUM_LOGGED = 5
@@ -353,6 +354,30 @@ def padded_reward(
   missing = len(prompts.is_real) - len(scored.total)
   pad = lambda x: np.pad(np.asarray(x), ((0, missing), (0, 0)))
   return pad(scored.total), pad(scored.success)
+
+
+def reference_kl(
+  updates: update.UpdateFns,
+  reference_params: decoder.Params,
+  prompts: types.PromptBatch,
+  rollouts: types.Rollouts,
+) -> np.ndarray:
+  """Returns each rollout's summed log-ratio to the reference, [B, G] nats."""
+  batch, group_size, _ = rollouts.completion_ids.shape
+  everything = groups.KeptGroups(
+    indices=np.tile(np.arange(group_size, dtype=np.int32), (batch, 1)),
+    advantage=np.zeros((batch, group_size), np.float32),
+    weight=np.ones((batch, group_size), np.float32),
+    is_zero_variance=np.zeros(batch, bool),
+  )
+  reference_logprobs = updates.logprobs(
+    reference_params, batches.assemble(prompts, rollouts, everything)
+  )
+  return np.asarray(
+    loss_kernel.kl_in_reward(
+      rollouts.logprobs, reference_logprobs, rollouts.completion_mask
+    )
+  )
 
 
 def step_key(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -170,7 +171,7 @@ def parse_and_score(
   Raises:
     ValueError: As in `score_completions`.
   """
-  options = _check_options(reward, style)
+  options, layout = _check_options(reward), _check_style(style)
   texts, shape = _flatten(completions)
   if len(golds) != shape[0]:
     raise ValueError(
@@ -184,7 +185,7 @@ def parse_and_score(
   group_size = shape[1] if len(shape) == 2 else 1
   gold_index = [i // group_size for i in range(len(texts))]
   parsed = tuple(
-    tool_calls.parse_completion(text, style=style) for text in texts
+    tool_calls.parse_completion(text, style=layout) for text in texts
   )
   num_rows = encode.bucket(len(texts), least=_MIN_COMPLETIONS)
   gold_calls, calls = encode.encode(
@@ -196,7 +197,11 @@ def parse_and_score(
   )
   kinds = [records[index].kind for index in gold_index]
   flags = _flags(parsed, kinds, options, num_rows)
-  padded = _score_rows(gold_calls, calls, flags, np.int32(step), options)
+  # What is settled by now must not cost another compilation.
+  kernel_options = options._replace(equality="python", newlines="one")
+  padded = _score_rows(
+    gold_calls, calls, flags, jnp.asarray(step, jnp.int32), kernel_options
+  )
   arrays = jax.device_get(padded)
   parts = [np.asarray(part)[: len(texts)].reshape(shape) for part in arrays]
   return ScoredCompletions(types.RewardParts(*parts), parsed)
@@ -211,7 +216,7 @@ def _score_rows(
   gold_calls: types.EncodedCalls,
   calls: types.EncodedCalls,
   flags: types.CompletionFlags,
-  step: Int[Array | np.ndarray | np.int32, ""],
+  step: Int[Array, ""],
   options: RewardOptions,
 ) -> types.RewardParts:
   """Scores N encoded completions; compiled once for each shape and options."""
@@ -264,24 +269,30 @@ def _flags(
   return flags
 
 
-def _check_options(
-  reward: Mapping[str, Any] | RewardOptions, style: str
-) -> RewardOptions:
-  """Checks the reward section and the style."""
-  styles = get_args(tool_calls.Style)
-  if style not in styles:
-    raise ValueError(f"style has no value {style!r}; {_nearest(style, styles)}")
+def _check_options(reward: Mapping[str, Any] | RewardOptions) -> RewardOptions:
+  """Checks the reward section."""
   if isinstance(reward, RewardOptions):
     reward = reward._asdict()
   return RewardOptions.from_mapping(reward)
+
+
+def _check_style(style: str) -> tool_calls.Style:
+  """Checks the style."""
+  for known in get_args(tool_calls.Style):
+    if style == known:
+      return known
+  raise ValueError(
+    f"style has no value {style!r}; {_nearest(style, get_args(tool_calls.Style))}"
+  )
 
 
 def _flatten(
   completions: Sequence[str] | Sequence[Sequence[str]],
 ) -> tuple[list[str], tuple[int, ...]]:
   """Lists all texts, row by row, with the shape they came in."""
-  if all(isinstance(one, str) for one in completions):
-    return list(completions), (len(completions),)
+  texts = [one for one in completions if isinstance(one, str)]
+  if len(texts) == len(completions):
+    return texts, (len(completions),)
   sizes = {
     -1 if isinstance(group, str) else len(group) for group in completions
   }

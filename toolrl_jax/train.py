@@ -9,6 +9,7 @@ newest whole checkpoint, bit for bit.
 """
 
 import json
+import logging as python_logging
 import pathlib
 import signal
 import sys
@@ -26,6 +27,7 @@ from toolrl_jax.evaluation import heldout
 from toolrl_jax.model import weights
 from toolrl_jax.rollout import collect
 from toolrl_jax.training import (
+  batches,
   checkpoint,
   groups,
   metrics,
@@ -63,6 +65,7 @@ class Run(NamedTuple):
     updates: The compiled update.
     reference: Parameters of the reference policy when a KL is on, else None.
     writer: Metrics, samples and progress.
+    compilations: Programs compiled since it was last asked.
     checkpoints: Saved steps.
     stop: Whether SIGTERM came.
   """
@@ -75,6 +78,7 @@ class Run(NamedTuple):
   updates: update.UpdateFns
   reference: Any
   writer: metrics.MetricWriter
+  compilations: metrics.CompilationCounter
   checkpoints: checkpoint.RunCheckpoints
   stop: "StopSignal"
 
@@ -86,7 +90,7 @@ class Progress(NamedTuple):
     step: Batches trained on.
     state: Parameters and optimizer state, on the devices.
     host: What else a checkpoint holds: the sampler's state after `step`, and
-      the held-out scores before training.
+      the held-out scores before and after training.
   """
 
   step: int
@@ -99,7 +103,13 @@ class StopSignal:
 
   def __init__(self):
     self.is_set = False
-    signal.signal(signal.SIGTERM, self._set)
+
+  def __enter__(self) -> "StopSignal":
+    self._previous = signal.signal(signal.SIGTERM, self._set)
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    signal.signal(signal.SIGTERM, self._previous)
 
   def _set(self, number, frame):
     self.is_set = True
@@ -108,6 +118,7 @@ class StopSignal:
 
 def run(argv: list[str] | None = None) -> None:
   """Runs the command; a user's mistake ends with one line and status 2."""
+  _prepare_logging()
   try:
     config, workdir = configuration.load(
       sys.argv if argv is None else argv, USAGE
@@ -120,6 +131,21 @@ def run(argv: list[str] | None = None) -> None:
     sys.exit(_fail(1, error))
   except KeyboardInterrupt:
     sys.exit(_fail(130, "interrupted; the same command resumes the run"))
+
+
+def _prepare_logging() -> None:
+  """Shows the run's own messages, one line each, on standard error."""
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  logging.get_absl_handler().setFormatter(
+    python_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+  )
+  # Orbax says two dozen lines a save through the same logger.
+  logging.get_absl_handler().addFilter(
+    lambda record: (
+      record.levelno >= python_logging.WARNING or "orbax" not in record.pathname
+    )
+  )
 
 
 def _fail(status: int, what: object) -> int:
@@ -138,7 +164,6 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     UsageError: Something the user can mend is wrong; nothing was started.
     StoppedRunError: The run cannot go on.
   """
-  stop = StopSignal()
   parts.prepare_devices(config)
   parts.prepare_workdir(config, workdir)
 
@@ -174,12 +199,10 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     logging.info("resumed from the checkpoint of step %d", step)
 
   writer = metrics.MetricWriter(
-    workdir,
-    total_steps=total_steps,
-    tensorboard=config.logging.tensorboard,
-    resume_step=progress.step if restored is not None else None,
+    workdir, total_steps=total_steps, tensorboard=config.logging.tensorboard
   )
-  with writer, checkpoints:
+  with writer, checkpoints, StopSignal() as stop:
+    writer.truncate_to(-1 if restored is None else progress.step)
     run = Run(
       config,
       workdir,
@@ -189,6 +212,7 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
       updates,
       reference,
       writer,
+      metrics.CompilationCounter(),
       checkpoints,
       stop,
     )
@@ -216,9 +240,10 @@ def train_grpo(
     batch = order.next_batch()
     while batch is not None:
       step += 1
-      clock = step_metrics.Clock()
+      clock = step_metrics.Clock(run.compilations)
 
       # ----- prompts and rollouts -----
+      server.reset_stats()
       examples = [rows.examples[i] for i in batch.indices]
       prompts = prompt.batch(
         [rows.prompt_ids[i] for i in batch.indices],
@@ -246,7 +271,7 @@ def train_grpo(
       )
       reward, success = parts.padded_reward(scored.parts, prompts)
       if run.reference is not None and config.loss.kl_in == "reward":
-        reward -= config.loss.kl_coef * update.kl_of_rollouts(
+        reward -= config.loss.kl_coef * parts.reference_kl(
           run.updates, run.reference, prompts, rollouts
         )
       kept = groups.keep_and_weigh(
@@ -262,7 +287,7 @@ def train_grpo(
       state, update_metrics = update.run_updates(
         run.updates,
         state,
-        update.assemble(prompts, rollouts, kept),
+        batches.assemble(prompts, rollouts, kept),
         key=parts.step_key(config, step, "minibatches"),
         reference_params=run.reference,
       )
@@ -276,21 +301,24 @@ def train_grpo(
 
       # ----- metrics, evaluation, checkpoint -----
       row = {
-        **step_metrics.rollout_metrics(rollouts, prompts),
+        **step_metrics.rollout_metrics(rollouts, prompts, server.stats),
         **step_metrics.reward_metrics(
           scored, [example.gold for example in examples], kept
         ),
         **update_metrics,
         **order.metrics(),
-        **server.metrics(),
         **clock.metrics(),
         "sampler/epoch": float(batch.epoch),
       }
+      row["rollout/tokens_per_sec"] = (
+        row["rollout/tokens"] / row["rollout/secs"]
+      )
       watch.check(row, step)
       host["sampler"] = order.state()
       batch = order.next_batch()
       if batch is None or _is_due(config.eval.every_steps, step):
-        row |= _held_out(run, server, step)
+        host["after"] = _held_out(run, server, step)
+        row |= host["after"]
       run.writer.write_samples(
         step, parts.samples(config, policy, examples, rollouts, scored, kept)
       )
@@ -298,7 +326,7 @@ def train_grpo(
       progress = Progress(step, state, host)
       if _must_stop(run, progress, row, is_last=batch is None):
         return
-  _finish(run, progress, row)
+  _finish(run, progress)
 
 
 def train_sft(
@@ -318,7 +346,7 @@ def train_sft(
     batch = order.next_batch()
     while batch is not None:
       step += 1
-      clock = step_metrics.Clock()
+      clock = step_metrics.Clock(run.compilations)
       prompts = prompt.batch(
         [rows.prompt_ids[i] for i in batch.indices],
         buckets=rows.buckets,
@@ -327,7 +355,7 @@ def train_sft(
       state, row = update.run_updates(
         run.updates,
         state,
-        sft.sft_batch(
+        sft.assemble(
           prompts,
           [targets[i] for i in batch.indices],
           buckets=parts.completion_buckets(config),
@@ -341,19 +369,22 @@ def train_sft(
       batch = order.next_batch()
       if batch is None or _is_due(config.eval.every_steps, step):
         server.sync(run.updates.params_for_engine(state), version=step)
-        row |= _held_out(run, server, step)
+        host["after"] = _held_out(run, server, step)
+        row |= host["after"]
       run.writer.write(step, row)
       progress = Progress(step, state, host)
       if _must_stop(run, progress, row, is_last=batch is None):
         return
-  _finish(run, progress, row)
+  _finish(run, progress)
 
 
 def _is_due(every_steps: int, step: int) -> bool:
   return every_steps > 0 and step % every_steps == 0
 
 
-def _held_out(run: Run, server: collect.RolloutServer, step: int) -> dict[str, float]:
+def _held_out(
+  run: Run, server: collect.RolloutServer, step: int
+) -> dict[str, float]:
   """Answers and scores the held-out rows, if there are any."""
   if run.heldout_rows is None:
     return {}
@@ -410,7 +441,7 @@ def _must_stop(
   return is_stopped
 
 
-def _finish(run: Run, progress: Progress, row: Mapping[str, float]) -> None:
+def _finish(run: Run, progress: Progress) -> None:
   """Exports the policy and writes what the run achieved."""
   run.checkpoints.wait()
   if run.config.checkpoint.export:
@@ -418,20 +449,20 @@ def _finish(run: Run, progress: Progress, row: Mapping[str, float]) -> None:
       run.workdir / "export",
       run.policy.config,
       progress.state.params,
-      source=run.policy.source,
+      tokenizer_from=run.policy.source,
     )
     logging.info("exported to %s", run.workdir / "export")
-  before = progress.host.get("before", {})
+  before, after = progress.host["before"], progress.host["after"]
   summary = {
     "steps": progress.step,
     "heldout": {
       name: {"before": before.get(name), "after": value}
-      for name, value in row.items()
-      if name.startswith("heldout/") and name != "heldout/secs"
+      for name, value in after.items()
+      if name != "heldout/secs"
     },
   }
   (run.workdir / "summary.json").write_text(json.dumps(summary, indent=2))
-  run.writer.show(step_metrics.summary_table(summary["heldout"]))
+  logging.info("finished\n%s", step_metrics.summary_table(summary["heldout"]))
 
 
 if __name__ == "__main__":

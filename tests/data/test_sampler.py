@@ -175,8 +175,8 @@ def test_metrics_count_visits_after_solved_ones():
   solved = [True, True, False, True, True]
   visited_epochs(prompts, lambda epoch: solved[epoch])
   metrics = prompts.metrics()
-  assert metrics["filter/stay_1"] == pytest.approx(2 / 3)
-  assert metrics["filter/stay_2"] == 0.0
+  assert metrics["filter/stay_1_frac"] == pytest.approx(2 / 3)
+  assert metrics["filter/stay_2_frac"] == 0.0
   assert metrics["filter/skipped_prompts"] == 0.0
 
 

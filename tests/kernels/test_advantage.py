@@ -8,7 +8,7 @@ import pytest
 from toolrl_jax.kernels import advantage
 
 _group_advantage = jax.jit(
-  advantage.group_advantage, static_argnames=("statistics", "std")
+  advantage.group_advantage, static_argnames=("statistics", "std", "eps")
 )
 
 

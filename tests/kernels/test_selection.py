@@ -1,6 +1,7 @@
 """Tests of toolrl_jax/kernels/selection.py."""
 
 import collections
+import functools
 import itertools
 
 import chex
@@ -18,10 +19,14 @@ def _keys(num_keys):
   return jax.random.split(jax.random.key(0), num_keys)
 
 
-def _select_often(rule, values, *, keep, num_draws=2000):
-  """Counts the kept sets over many keys."""
-  draw = jax.jit(jax.vmap(lambda key: rule(values, key, keep=keep)))
-  drawn = draw(_keys(num_draws))
+@functools.partial(jax.jit, static_argnames=("rule", "keep"))
+def _draw(values, keys, *, rule, keep):
+  return jax.vmap(lambda key: rule(values, key, keep=keep))(keys)
+
+
+def _select_often(rule, values, *, keep):
+  """Counts the kept sets over 2000 keys."""
+  drawn = _draw(values, _keys(2000), rule=rule, keep=keep)
   indices = drawn[0] if isinstance(drawn, tuple) else drawn
   return collections.Counter(map(tuple, np.asarray(indices).tolist()))
 
@@ -31,9 +36,7 @@ _random = jax.jit(selection.select_random, static_argnames="keep")
 _stratified = jax.jit(selection.select_stratified, static_argnames="keep")
 
 
-@hypothesis.given(
-  st.integers(0, 2**31 - 1), st.sampled_from([1, 2, 3, 4, 7, 8])
-)
+@hypothesis.given(st.integers(0, 2**31 - 1), st.sampled_from([1, 3, 4, 7]))
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_select_max_variance_equals_brute_force(seed, keep):
   rng = np.random.default_rng(seed)
@@ -151,9 +154,7 @@ def test_select_stratified_weights_of_the_table(
   group_size, keep, num_right, w_right, w_wrong
 ):
   is_success = np.arange(group_size) < num_right
-  indices, weight = _stratified(
-    is_success, jax.random.key(3), keep=keep
-  )
+  indices, weight = _stratified(is_success, jax.random.key(3), keep=keep)
   wanted = np.where(np.asarray(indices) < num_right, w_right, w_wrong)
   np.testing.assert_allclose(weight, wanted, rtol=1e-6)
   np.testing.assert_allclose(weight.sum(), group_size, rtol=1e-6)

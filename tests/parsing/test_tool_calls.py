@@ -93,7 +93,7 @@ def test_parse_completion_last_duplicate_key_wins():
   ["NaN", "Infinity", "-Infinity", "1e999", "-0.0", "1" * 400, '"\\ud800"'],
 )
 def test_parse_completion_reads_odd_scalars(value):
-  line = '{"name": "a", "parameters": {"p": %s}}' % value
+  line = CALL_LINE.replace("1", value)
   for style, key in (("toolrl", "parameters"), ("native", "arguments")):
     text = _toolrl(line.replace("parameters", key))
     parsed = tool_calls.parse_completion(text, style=style)
@@ -177,9 +177,7 @@ def test_formats_equal_the_published_patterns(pieces):
   text = "".join(pieces)
   parsed = tool_calls.parse_completion(text)
   assert parsed.formats_one == _kinds_by_regex(text.strip(), r"\n")
-  assert parsed.formats_one_or_two == _kinds_by_regex(
-    text.strip(), r"\n{1,2}"
-  )
+  assert parsed.formats_one_or_two == _kinds_by_regex(text.strip(), r"\n{1,2}")
 
 
 def test_formats_tell_one_newline_from_two():
@@ -425,7 +423,9 @@ def test_parse_gold_refuses_bad_gold_in_one_line(text):
 def test_parse_gold_reads_every_toolrl_row(shared_dir):
   folder = shared_dir / "data" / "toolrl"
   table = pyarrow.parquet.read_table(folder / "test.parquet")
-  test_texts = [row["ground_truth"] for row in table["reward_model"].to_pylist()]
+  test_texts = [
+    row["ground_truth"] for row in table["reward_model"].to_pylist()
+  ]
   rows = json.loads((folder / "rlla_sft.json").read_text(encoding="utf-8"))
   # Calls a row, 0 to 5, as counted in the specification of the data.
   for texts, counts in (

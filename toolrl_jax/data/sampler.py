@@ -190,8 +190,8 @@ class PromptSampler:
     """Gives what the filter did, for the log.
 
     Returns:
-      `filter/skipped_prompts` of this epoch; `filter/stay_1` and
-      `filter/stay_2`, the share of visits solved among those whose prompt was
+      `filter/skipped_prompts` of this epoch; `filter/stay_1_frac` and
+      `filter/stay_2_frac`, the share of visits solved among those whose prompt was
       solved in its previous one or two visits, where there were any.
     """
     values = {"filter/skipped_prompts": float(np.sum(~self._is_active))}
@@ -199,7 +199,7 @@ class PromptSampler:
       self._stay_counts.tolist(), start=1
     ):
       if num_visits:
-        values[f"filter/stay_{num_solved}"] = num_stayed / num_visits
+        values[f"filter/stay_{num_solved}_frac"] = num_stayed / num_visits
     return values
 
   def max_steps_left(self) -> int:

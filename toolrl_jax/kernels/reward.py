@@ -111,7 +111,7 @@ def toolrl_reward(
     flags.is_format_right, scales.format_max, scales.format_min
   )
   length_term = reward_schedule.length_reward(
-    flags.num_think_words,
+    jnp.asarray(flags.num_think_words),
     step,
     length=length,
     schedule=schedule,
@@ -156,7 +156,7 @@ def n1_reward(
   )
   if no_call == "match":
     is_right |= (gold.num_calls == 0) & ~flags.has_call
-  return _binary(is_right & flags.has_think)
+  return _binary(jnp.asarray(is_right & flags.has_think))
 
 
 def looptool_reward(
@@ -262,7 +262,11 @@ def _match_fraction(
   points = jnp.where(pairs.has_same_name, points.astype(jnp.float32), 0.0)
   matched = _greedy_sum(points) if is_greedy else _optimal_sum(points)
   names = _name_score(pairs, gold, calls, granularity, is_greedy)
-  return (names + matched) / (1.0 + num_points)
+  fraction = (names + matched) / (1.0 + num_points)
+  if is_greedy:
+    # The authors' code first compares the lists, blind to the order of keys.
+    fraction = jnp.where(_is_same_list(pairs, gold, calls), 1.0, fraction)
+  return fraction
 
 
 def _greedy_sum(points: Float[Array, "C P"]) -> Float[Array, ""]:

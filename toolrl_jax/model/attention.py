@@ -123,14 +123,15 @@ def decode(
   q: Float[Array, "R H D"],
   k: Float[Array, "R N D"],
   v: Float[Array, "R N D"],
-  own_k: Float[Array, "R T N D"],
-  own_v: Float[Array, "R T N D"],
+  own_k: Float[Array, "L R T N D"],
+  own_v: Float[Array, "L R T N D"],
   own_length: Int[Array, " R"],
-  prefix_k: Float[Array, "A P N D"],
-  prefix_v: Float[Array, "A P N D"],
+  prefix_k: Float[Array, "L A P N D"],
+  prefix_v: Float[Array, "L A P N D"],
   prefix_length: Int[Array, " A"],
   bank: Int[Array, " R"],
   num_banks: Int[Array, ""],
+  layer: Int[Array, ""] | int,
 ) -> Float[Array, "R H D"]:
   """Attends one new token a row to its prefix bank, its past and itself.
 
@@ -143,29 +144,32 @@ def decode(
     q: Queries of the new tokens, rotated and scaled.
     k: Keys of the new tokens.
     v: Values of the new tokens.
-    own_k: Keys of the tokens decoded before.
+    own_k: Keys of the tokens decoded before, of all layers.
     own_v: Values of the tokens decoded before.
     own_length: How many of them each row has.
-    prefix_k: Keys of the A banks.
+    prefix_k: Keys of the A banks, of all layers.
     prefix_v: Values of the A banks.
     prefix_length: Real tokens in each bank.
     bank: Bank of each row, in [0, A).
     num_banks: Banks in use are below it; when A equals R, row r owns bank r
       and it is not read.
+    layer: Which layer of the caches to read. They come whole, because a slice
+      of all banks would be copied for every token.
 
   Returns:
     Weighted values, in v's dtype.
   """
   dtype = _score_dtype(q)
   grouped = _group_heads(q, k.shape[1])
-  is_row_banked = prefix_k.shape[0] == q.shape[0]
+  own_k, own_v = own_k[layer], own_v[layer]
+  is_row_banked = prefix_k.shape[1] == q.shape[0]
   if is_row_banked:
     to_prefix = jnp.einsum(
-      "rnjd,rpnd->rnjp", grouped, prefix_k, preferred_element_type=dtype
+      "rnjd,rpnd->rnjp", grouped, prefix_k[layer], preferred_element_type=dtype
     )
   else:
-    to_prefix = _scores_by_bank(grouped, prefix_k, bank, num_banks)
-  is_prefix = jnp.arange(prefix_k.shape[1]) < prefix_length[bank][:, None]
+    to_prefix = _scores_by_bank(grouped, prefix_k, bank, num_banks, layer)
+  is_prefix = jnp.arange(prefix_k.shape[2]) < prefix_length[bank][:, None]
   to_prefix = jnp.where(is_prefix[:, None, None, :], to_prefix, _MASKED)
   to_own = jnp.einsum(
     "rnjd,rtnd->rnjt", grouped, own_k, preferred_element_type=dtype
@@ -182,29 +186,40 @@ def decode(
   total = prefix_exp.sum(-1) + own_exp.sum(-1) + self_exp
   weights = prefix_exp.astype(v.dtype)
   if is_row_banked:
-    out = jnp.einsum("rnjp,rpnd->rnjd", weights, prefix_v)
+    out = jnp.einsum("rnjp,rpnd->rnjd", weights, prefix_v[layer])
   else:
-    out = _values_by_bank(weights, prefix_v, bank, num_banks)
+    out = _values_by_bank(weights, prefix_v, bank, num_banks, layer)
   out += jnp.einsum("rnjt,rtnd->rnjd", own_exp.astype(v.dtype), own_v)
   out += self_exp[..., None].astype(v.dtype) * v[:, :, None, :]
   return (out / total[..., None].astype(out.dtype)).reshape(q.shape)
 
 
+def _read_bank(
+  prefix: Float[Array, "L A P N D"],
+  layer: Int[Array, ""] | int,
+  index: Int[Array, ""],
+) -> Float[Array, "P N D"]:
+  """Reads one layer of one bank."""
+  start = (layer, index, 0, 0, 0)
+  bank = jax.lax.dynamic_slice(prefix, start, (1, 1, *prefix.shape[2:]))
+  return bank[0, 0]
+
+
 def _scores_by_bank(
   q: Float[Array, "R N J D"],
-  prefix_k: Float[Array, "A P N D"],
+  prefix_k: Float[Array, "L A P N D"],
   bank: Int[Array, " R"],
   num_banks: Int[Array, ""],
+  layer: Int[Array, ""] | int,
 ) -> Float[Array, "R N J P"]:
   """Scores every row against each used bank and keeps its own bank's."""
-  rows, heads, per_head, _ = q.shape
-  shape = (rows, heads, per_head, prefix_k.shape[1])
+  shape = (*q.shape[:3], prefix_k.shape[2])
 
   def body(index, scores):
     here = jnp.einsum(
       "rnjd,pnd->rnjp",
       q,
-      jax.lax.dynamic_index_in_dim(prefix_k, index, keepdims=False),
+      _read_bank(prefix_k, layer, index),
       preferred_element_type=scores.dtype,
     )
     return jnp.where((bank == index)[:, None, None, None], here, scores)
@@ -216,19 +231,23 @@ def _scores_by_bank(
 
 def _values_by_bank(
   weights: Float[Array, "R N J P"],
-  prefix_v: Float[Array, "A P N D"],
+  prefix_v: Float[Array, "L A P N D"],
   bank: Int[Array, " R"],
   num_banks: Int[Array, ""],
+  layer: Int[Array, ""] | int,
 ) -> Float[Array, "R N J D"]:
   """Weighs each used bank's values and keeps each row's own bank's."""
-  rows, heads, per_head, _ = weights.shape
-  shape = (rows, heads, per_head, prefix_v.shape[3])
+  shape = (*weights.shape[:3], prefix_v.shape[4])
 
   def body(index, out):
-    here = jnp.einsum(
-      "rnjp,pnd->rnjd",
-      weights,
-      jax.lax.dynamic_index_in_dim(prefix_v, index, keepdims=False),
+    values = _read_bank(prefix_v, layer, index)
+    # One product a head: a batched one copies the values head by head first.
+    here = jnp.stack(
+      [
+        jnp.einsum("rjp,pd->rjd", weights[:, head], values[:, head])
+        for head in range(values.shape[1])
+      ],
+      axis=1,
     )
     return jnp.where((bank == index)[:, None, None, None], here, out)
 

@@ -151,7 +151,7 @@ PRESETS: Mapping[str, DecoderConfig] = {
     num_layers=4,
     num_heads=4,
     head_dim=32,
-    ffn_width=384,
+    ffn_width=512,
     rope_theta=10_000.0,
     max_positions=2048,
   ),

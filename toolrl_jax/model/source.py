@@ -1,12 +1,15 @@
-"""Where a checkpoint lies: a Hugging Face folder, a GGUF file, or bundled.
+"""Where a checkpoint lies, and how its folder comes to be whole or not at all.
 
-From the string in `config.model.path` to a path on disk. Reads no weights.
+From the string in `config.model.path` to a path on disk: a Hugging Face
+folder, a GGUF file, or what is bundled. Reads no weights.
 """
 
+import contextlib
 import importlib.resources
 import json
 import pathlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 BUNDLED = "bundled:"
@@ -37,11 +40,6 @@ def locate(path: str | pathlib.Path) -> pathlib.Path:
   return found
 
 
-def is_gguf(path: pathlib.Path) -> bool:
-  """Whether the checkpoint is one GGUF file."""
-  return path.is_file() and path.suffix == ".gguf"
-
-
 def read_json(path: pathlib.Path) -> Mapping[str, Any]:
   """Reads a JSON object.
 
@@ -57,3 +55,46 @@ def read_json(path: pathlib.Path) -> Mapping[str, Any]:
   if not isinstance(content, dict):
     raise ValueError(f"{path} must hold a JSON object; replace the file.")
   return content
+
+
+@contextlib.contextmanager
+def whole_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
+  """Gives a folder to fill that stands at `path` only when it is whole.
+
+  Args:
+    path: Where the folder shall stand; an older checkpoint there is replaced.
+
+  Yields:
+    An empty folder beside it. It is renamed at the end and removed when the
+    block raises.
+
+  Raises:
+    ValueError: If `path` holds something that is no checkpoint.
+  """
+  target = pathlib.Path(path).expanduser().absolute()
+  _check_replaceable(target)
+  # Fixed names, so that what a killed process left is taken away here.
+  partial = target.with_name(f".{target.name}.partial")
+  old = target.with_name(f".{target.name}.old")
+  shutil.rmtree(partial, ignore_errors=True)
+  partial.mkdir(parents=True)
+  try:
+    yield partial
+    if target.exists():
+      target.rename(old)
+    partial.rename(target)
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_replaceable(target: pathlib.Path) -> None:
+  """Refuses to write over what is no checkpoint."""
+  if target.is_dir() and not any(target.iterdir()):
+    return
+  # A run's folder has a config.json too, and is not for replacing.
+  is_run = (target / "checkpoints").exists()
+  if target.exists() and (is_run or not (target / "config.json").is_file()):
+    raise ValueError(
+      f"{target} exists and is no exported checkpoint; choose another folder."
+    )

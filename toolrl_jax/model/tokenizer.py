@@ -4,6 +4,7 @@ From a checkpoint on disk to a `transformers` tokenizer. Never asks the
 network. Knows nothing of prompts or weights.
 """
 
+import json
 import pathlib
 import shutil
 
@@ -84,6 +85,7 @@ def copy(path: str | pathlib.Path, folder: pathlib.Path) -> None:
   found = source.locate(path)
   if found.is_file():
     load(found).save_pretrained(folder)
+    _name_class(folder / "tokenizer_config.json")
     return
   present = [name for name in _FILES if (found / name).is_file()]
   if not {"tokenizer.json", "vocab.json"} & set(present):
@@ -92,6 +94,13 @@ def copy(path: str | pathlib.Path, folder: pathlib.Path) -> None:
     )
   for name in present:
     shutil.copyfile(found / name, folder / name)
+
+
+def _name_class(path: pathlib.Path) -> None:
+  """States the class under the name that old and new readers know."""
+  fields = dict(source.read_json(path))
+  fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+  path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 
 def from_gguf(file: gguf.GgufFile) -> Tokenizer:
@@ -190,7 +199,12 @@ def _with_special_tokens(
     for name, index in gguf.token_fields(file).items()
   }
   tokenizer = transformers.PreTrainedTokenizerFast(
-    tokenizer_object=built, clean_up_tokenization_spaces=False, **special
+    tokenizer_object=built,
+    clean_up_tokenization_spaces=False,
+    model_max_length=file.metadata[
+      f"{file.metadata['general.architecture']}.context_length"
+    ],
+    **special,
   )
   tokenizer.chat_template = file.metadata.get("tokenizer.chat_template")
   return tokenizer

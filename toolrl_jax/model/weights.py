@@ -9,7 +9,6 @@ training state.
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -58,7 +57,7 @@ def load(
   path: str | pathlib.Path,
   *,
   dtype: jax.typing.DTypeLike = jnp.float32,
-  shardings: Params | None = None,
+  shardings: Params | Callable[[presets.DecoderConfig], Params] | None = None,
 ) -> tuple[presets.DecoderConfig, Params]:
   """Loads a checkpoint.
 
@@ -67,8 +66,8 @@ def load(
   Args:
     path: A Hugging Face folder, a .gguf file, or "bundled:tiny".
     dtype: Dtype of every parameter.
-    shardings: A pytree of `jax.sharding.Sharding` like the parameters (see
-      `decoder.param_shapes(load_config(path))`). None: the first device.
+    shardings: A pytree of `jax.sharding.Sharding` like the parameters, or a
+      function from the shape to it. None: the first device.
 
   Returns:
     The model's shape and its parameters.
@@ -85,6 +84,8 @@ def load(
   else:
     config = load_config(found)
     read = safetensors_files.reader(found, config)
+  if callable(shardings):
+    shardings = shardings(config)
   params = layout.assemble(config, read, dtype=dtype, shardings=shardings)
   return config, params
 
@@ -142,19 +143,15 @@ def save(
     ValueError: If `path` holds something that is no checkpoint, or the
       parameters do not fit the config.
   """
-  target = pathlib.Path(path).expanduser().absolute()
-  _check_replaceable(target)
   pieces = list(_pieces(config, params, dtype))
-  partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-  shutil.rmtree(partial, ignore_errors=True)
-  partial.mkdir(parents=True)
-  try:
-    _write_folder(
-      partial, config, pieces, tokenizer_from, max_shard_bytes=max_shard_bytes
+  with source.whole_folder(path) as folder:
+    save_description(
+      folder,
+      config,
+      dtype=pieces[0].dtype,
+      tokenizer_from=tokenizer_from,
     )
-    _replace(partial, target)
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
+    _write_weights(folder, pieces, max_shard_bytes=max_shard_bytes)
 
 
 class _Piece(NamedTuple):
@@ -179,6 +176,11 @@ def _pieces(
   for tensor in layout.stored(config):
     leaf = params
     for key in tensor.path:
+      if key not in leaf:
+        raise ValueError(
+          f"parameter {'/'.join(tensor.path)} is missing; give the config that "
+          "the parameters were made with."
+        )
       leaf = leaf[key]
     shape = tensor.shape[::-1] if tensor.is_kernel else tensor.shape
     expected = shape if tensor.layer is None else (config.num_layers, *shape)
@@ -197,16 +199,25 @@ def _pieces(
     yield _Piece(tensor.hf_name, tensor.shape, saved, fetch)
 
 
-def _write_folder(
+def save_description(
   folder: pathlib.Path,
   config: presets.DecoderConfig,
-  pieces: list[_Piece],
-  tokenizer_from: str | pathlib.Path | None,
   *,
-  max_shard_bytes: int,
+  dtype: jax.typing.DTypeLike,
+  tokenizer_from: str | pathlib.Path | None,
 ) -> None:
-  """Writes every file of a checkpoint into an empty folder."""
-  hf_config = presets.to_hf_config(config, pieces[0].dtype.name)
+  """Writes everything of a checkpoint but the weights.
+
+  Args:
+    folder: An existing folder.
+    config: Shape of the model.
+    dtype: Dtype of the tensors that will stand beside.
+    tokenizer_from: As in `save`.
+
+  Raises:
+    ValueError: If `tokenizer_from` is no checkpoint or has no tokenizer.
+  """
+  hf_config = presets.to_hf_config(config, np.dtype(dtype).name)
   tokens: Mapping[str, Any] = dict.fromkeys(_TOKEN_FIELDS)
   if tokenizer_from is not None:
     found = source.locate(tokenizer_from)
@@ -215,6 +226,11 @@ def _write_folder(
     _write_generation_config(found, folder, tokens)
   _write_json(folder / "config.json", hf_config | tokens)
 
+
+def _write_weights(
+  folder: pathlib.Path, pieces: list[_Piece], *, max_shard_bytes: int
+) -> None:
+  """Writes the tensors, over several files with an index where too large."""
   files = _split(pieces, max_shard_bytes)
   weight_map = {}
   for number, members in enumerate(files, start=1):
@@ -323,22 +339,3 @@ def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
   if value is None:
     return ()
   return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _check_replaceable(target: pathlib.Path) -> None:
-  """Refuses to write over what is no checkpoint."""
-  if target.is_dir() and not any(target.iterdir()):
-    return
-  if target.exists() and not (target / "config.json").is_file():
-    raise ValueError(
-      f"{target} exists and is no checkpoint; choose another folder."
-    )
-
-
-def _replace(partial: pathlib.Path, target: pathlib.Path) -> None:
-  """Moves a finished folder to its name."""
-  old = target.with_name(f"{partial.name}-old")
-  if target.exists():
-    target.rename(old)
-  partial.rename(target)
-  shutil.rmtree(old, ignore_errors=True)

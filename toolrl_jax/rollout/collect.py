@@ -7,7 +7,6 @@ error for whatever failed. It knows neither text nor rewards.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
 
 import numpy as np
 
@@ -22,23 +21,14 @@ _SMALLEST_COMPLETION_BUCKET = 64
 _SMALLEST_PROMPT_BUCKET = 16
 
 
-class GroupRunner(Protocol):
-  """Runs groups on an engine: the driver or the plain loop."""
-
-  def run(self, groups: Sequence[Group]) -> None:
-    """Runs groups until each of their requests finished or failed."""
-
-  def drain(self) -> None:
-    """Waits until nothing is in flight."""
-
-  def stop(self) -> None:
-    """Ends what is in flight, and all threads."""
-
-
 class RolloutServer:
   """Rolls prompts out with the policy it was last given."""
 
-  def __init__(self, engine: RolloutEngine, runner: GroupRunner):
+  def __init__(
+    self,
+    engine: RolloutEngine,
+    runner: driver.RolloutDriver | inline.InlineLoop,
+  ):
     self.engine = engine
     self._runner = runner
 
@@ -121,7 +111,7 @@ class RolloutServer:
 
 @contextlib.contextmanager
 def start(
-  engine: RolloutEngine, server: Literal["jetstream", "inline"] = "jetstream"
+  engine: RolloutEngine, server: str = "jetstream"
 ) -> Iterator[RolloutServer]:
   """Serves an engine until the end of the `with` block.
 

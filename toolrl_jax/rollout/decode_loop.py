@@ -159,9 +159,8 @@ def start_row(
   logits: Float[Array, " V"],
   limit: Int[Array, ""],
   temperature: Float[Array, ""],
+  seed: UInt32[Array, ""],
   words: UInt32[Array, " 4"],
-  *,
-  seed: int,
 ) -> DecodeState:
   """Starts a request on a row whose prompt stands in a bank."""
   cache = state.cache
@@ -240,6 +239,7 @@ def decode_chunk(
   Returns:
     The state after the chunk, and the chunk.
   """
+  params = decoder.unstack_layers(params, config)
   was_done, num_before = state.is_done, state.num_generated
   # The banks stay outside the loop: nothing in it changes them.
   banks = {
@@ -293,10 +293,9 @@ def make_programs(
   chunk = functools.partial(
     decode_chunk, options=options, num_steps=num_steps, **fixed
   )
-  start = functools.partial(start_row, seed=options.seed)
   return Programs(
     prefill=jax.jit(functools.partial(prefill, **fixed)),
     write_bank=jax.jit(write_bank, donate_argnums=0),
-    start_row=jax.jit(start, donate_argnums=0),
+    start_row=jax.jit(start_row, donate_argnums=0),
     decode_chunk=jax.jit(chunk, donate_argnums=1),
   )

@@ -18,7 +18,7 @@ its group name. Where there would be as many banks as rows, and in the layout
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     group_size: int,
     decode_chunk: int = 16,
     refill: int = 4,
-    layout: Literal["shared", "repeated"] = "shared",
+    layout: str = "shared",
     top_p: float = 1.0,
     top_k: int = 0,
     stop_ids: Sequence[int] = (),
@@ -89,19 +89,24 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
       top_p: Nucleus, in (0, 1]; 1 is off.
       top_k: Most probable tokens kept; 0 is off.
       stop_ids: Tokens that end a completion.
-      seed: Seed of all samples.
+      seed: Seed of all samples, in [0, 2**32).
       compute_dtype: Dtype of the matrix products and of the cache.
 
     Raises:
       ValueError: A setting is out of its range.
     """
     _check_settings(slots, group_size, decode_chunk, refill, layout)
+    if not 0 <= seed < 2**32:
+      raise ValueError(
+        f"seed must be in [0, 2**32), got {seed}; set config.seed."
+      )
     self.config = config
     self.slots, self.group_size, self.layout = slots, group_size, layout
     self.options = sampling.make_options(
-      top_p=top_p, top_k=top_k, stop_ids=stop_ids, seed=seed,
+      top_p=top_p, top_k=top_k, stop_ids=stop_ids,
       vocab_size=config.vocab_size,
     )  # fmt: skip
+    self.seed = seed
     self.box = PolicyBox(params)
     self._decode_chunk, self._refill = decode_chunk, refill
     self._compute_dtype = jnp.dtype(compute_dtype)
@@ -280,7 +285,7 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     return self.programs.start_row(
       state, np.int32(row), np.int32(bank), prefix.logits,
       np.int32(request.limit), np.float32(request.temperature),
-      request.key_words,
+      np.uint32(self.seed), request.key_words,
     )  # fmt: skip
 
   def _write(self, state, group: requests_lib.Group, bank: int):

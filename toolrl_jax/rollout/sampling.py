@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 _BLOCK = 128
@@ -23,13 +24,11 @@ class SamplingOptions(NamedTuple):
     top_p: Keep the smallest set of tokens with this probability; 1 is off.
     top_k: Keep the k most probable tokens; 0 is off.
     stop_ids: Tokens that end a completion; they belong to it.
-    seed: Seed of every sample.
   """
 
   top_p: float = 1.0
   top_k: int = 0
   stop_ids: tuple[int, ...] = ()
-  seed: int = 0
 
   @property
   def is_truncated(self) -> bool:
@@ -56,7 +55,6 @@ def make_options(
   top_p: float,
   top_k: int,
   stop_ids: Sequence[int],
-  seed: int,
   vocab_size: int,
 ) -> SamplingOptions:
   """Checks and packs sampling options.
@@ -65,7 +63,6 @@ def make_options(
     top_p: In (0, 1]; 1 is off.
     top_k: At least 0; 0 is off.
     stop_ids: Token ids below the vocabulary size.
-    seed: Seed of every sample.
     vocab_size: Of the decoder.
 
   Returns:
@@ -89,10 +86,13 @@ def make_options(
       f"{outside}; use the end tokens of the checkpoint's tokenizer."
     )
   ids = tuple(int(stop_id) for stop_id in stop_ids)
-  return SamplingOptions(float(top_p), int(top_k), ids, int(seed))
+  return SamplingOptions(float(top_p), int(top_k), ids)
 
 
-def request_key(seed: int, words: UInt32[Array, " W"]) -> UInt32[Array, " 2"]:
+def request_key(
+  seed: UInt32[Array | np.ndarray, ""] | int,
+  words: UInt32[Array | np.ndarray, " W"],
+) -> UInt32[Array, " 2"]:
   """Folds a request's words into the seed's key, one after the other."""
   # The generator is named so that no global setting changes the samples.
   key = jax.random.key(seed, impl="threefry2x32")

@@ -18,6 +18,8 @@ from toolrl_jax.kernels import selection
 
 Rule = Literal["max_variance", "random", "stratified"]
 ZeroVariance = Literal["drop", "keep"]
+Statistics = Literal["kept", "all"]
+Std = Literal["population", "sample", "none"]
 
 
 class GroupOptions(NamedTuple):
@@ -36,8 +38,8 @@ class GroupOptions(NamedTuple):
   keep: int = 0
   rule: Rule = "max_variance"
   zero_variance: ZeroVariance = "keep"
-  statistics: advantage_kernel.Statistics = "kept"
-  std: advantage_kernel.Std = "population"
+  statistics: Statistics = "kept"
+  std: Std = "population"
   eps: float = 1e-6
 
 

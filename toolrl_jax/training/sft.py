@@ -6,41 +6,48 @@ checkpoints and metrics are those of `training.update` with the objective
 any. The module does not know text.
 """
 
-import numpy as np
-from jaxtyping import Bool, Int
+from collections.abc import Sequence
 
-from toolrl_jax.types import UpdateBatch
+import numpy as np
+
+from toolrl_jax.data import prompt as prompt_lib
+from toolrl_jax.types import PromptBatch, UpdateBatch
 
 
 def assemble(
-  prompt_ids: Int[np.ndarray, "B P"],
-  prompt_length: Int[np.ndarray, " B"],
-  target_ids: Int[np.ndarray, "B T"],
-  target_mask: Bool[np.ndarray, "B T"],
+  prompts: PromptBatch,
+  target_ids: Sequence[Sequence[int]],
+  *,
+  buckets: Sequence[int],
 ) -> UpdateBatch:
   """Builds the update's record from prompts and their assistant turns.
 
   Args:
-    prompt_ids: Prompts, padded on the right.
-    prompt_length: Real tokens of each, at least 1.
-    target_ids: Assistant tokens with the stop token, padded on the right.
-    target_mask: True on real target tokens; all False leaves a row out.
+    prompts: Prompts of the step; more than targets where the batch is short.
+    target_ids: Assistant tokens with the stop token, one list a real prompt.
+    buckets: Bucket lengths of the targets, in tokens.
 
   Returns:
     The batch; each row with a target has weight 1, and what only the policy
     loss reads is 0.
+
+  Raises:
+    ValueError: When a target is longer than the last bucket.
   """
-  zeros = np.zeros(
-    (*target_ids.shape[:1], 1, *target_ids.shape[1:]), np.float32
-  )
+  num_groups = len(prompts.prompt_length)
+  padded = prompt_lib.batch(target_ids, buckets=buckets, num_groups=num_groups)
+  size = padded.prompt_ids.shape[1]
+  is_token = np.arange(size) < padded.prompt_length[:, None]
+  is_token &= padded.is_real[:, None]
+  zeros = np.zeros((num_groups, 1, size), np.float32)
   return UpdateBatch(
-    prompt_ids=prompt_ids,
-    prompt_length=prompt_length,
-    completion_ids=target_ids[:, None],
-    completion_mask=target_mask[:, None],
+    prompt_ids=prompts.prompt_ids,
+    prompt_length=prompts.prompt_length,
+    completion_ids=padded.prompt_ids[:, None],
+    completion_mask=is_token[:, None],
     old_logprobs=zeros,
     rollout_logprobs=zeros,
     reference_logprobs=zeros,
     advantage=zeros[:, :, 0],
-    weight=target_mask.any(axis=1)[:, None].astype(np.float32),
+    weight=padded.is_real[:, None].astype(np.float32),
   )

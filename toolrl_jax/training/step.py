@@ -247,7 +247,7 @@ def take_step(
     The state after the step, and metrics as scalars.
   """
   loss, grads, parts = loss_and_grads(state.params, batch, **choices)
-  grad_norm = optax.global_norm(grads)
+  grad_norm = optax.tree.norm(grads)
   is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
   changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
   stepped = state_lib.TrainState(

@@ -11,13 +11,16 @@ import numpy as np
 from absl import logging
 
 from toolrl_jax import scoring, types
-from toolrl_jax.training import groups
+from toolrl_jax.rollout import ledger
+from toolrl_jax.training import groups, metrics
 
 
 class Clock:
-  """Seconds of the stages of one step, by wall clock."""
+  """Seconds of the stages of one step by wall clock, and its compilations."""
 
-  def __init__(self):
+  def __init__(self, compilations: metrics.CompilationCounter):
+    compilations.take()
+    self._compilations = compilations
     self._start = self._last = time.perf_counter()
     self._secs: dict[str, float] = {}
 
@@ -28,12 +31,18 @@ class Clock:
     self._last = now
 
   def metrics(self) -> dict[str, float]:
-    """Returns the booked seconds and `step/secs`, the whole until now."""
-    return {**self._secs, "step/secs": time.perf_counter() - self._start}
+    """Returns the booked seconds, the whole until now, and compilations."""
+    return {
+      **self._secs,
+      "step/secs": time.perf_counter() - self._start,
+      "step/compilations": float(self._compilations.take()),
+    }
 
 
 def rollout_metrics(
-  rollouts: types.Rollouts, prompts: types.PromptBatch
+  rollouts: types.Rollouts,
+  prompts: types.PromptBatch,
+  stats: ledger.RolloutStats,
 ) -> dict[str, float]:
   """Returns token counts and lengths of a step's rollouts."""
   is_real = prompts.is_real
@@ -44,6 +53,7 @@ def rollout_metrics(
     "rollout/length_tokens": float(lengths.mean()),
     "rollout/prompt_tokens": float(prompts.prompt_length[is_real].mean()),
     "rollout/cut_frac": float((finish == types.FINISH_LENGTH).mean()),
+    "rollout/prefills": float(stats.num_prefills),
   }
 
 

@@ -1,0 +1,39 @@
+r"""GRPO on the bundled tiny model and generated tool calls, in minutes on a CPU.
+
+    toolrl-train --config=configs/tiny.py --workdir=/tmp/tiny
+
+Two simulated devices share the groups. All values are our choice; the reward
+is ToolRL's, except that a right refusal earns as much as a right call
+(`reward.no_call`), so that refusing is not unlearned.
+"""
+
+from configs import common
+
+
+def get_config():
+  """Returns the recipe."""
+  config = common.get_config()
+  config.model.path = "bundled:tiny"
+  config.model.compute_dtype = "float32"
+  config.model.remat = "none"
+  config.data.train_path = "synthetic:1920"
+  config.data.eval_path = "synthetic:512"
+  config.data.max_prompt_tokens = 160
+  config.data.prompt_buckets = (160,)
+  config.prompt.template = "native"
+  config.sampler.prompts_per_step = 16
+  config.sampler.num_epochs = 1
+  config.rollout.group_size = 8
+  config.rollout.max_completion_tokens = 64
+  config.rollout.completion_buckets = (64,)
+  config.rollout.slots = 128
+  config.reward.no_call = "match"
+  config.selection.keep = 4
+  config.loss.clip_high = 0.28
+  config.optimizer.learning_rate = 3e-4
+  config.optimizer.b2 = 0.98
+  config.mesh.strategy = "pmap"
+  config.mesh.cpu_devices = 2
+  config.checkpoint.every_steps = 40
+  config.eval.every_steps = 0
+  return config

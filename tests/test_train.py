@@ -1,0 +1,274 @@
+"""The whole path through the command, killed, stopped and resumed."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from configs import common
+from toolrl_jax import configuration, train
+from toolrl_jax.training import metrics
+
+_NUM_STEPS = 6
+_SETTINGS = {
+  "model.path": "bundled:tiny",
+  "model.compute_dtype": "float32",
+  "model.remat": "none",
+  "data.train_path": "synthetic:16",
+  "data.eval_path": "synthetic:8",
+  "data.max_prompt_tokens": 192,
+  "data.prompt_buckets": (192,),
+  "prompt.template": "native",
+  "sampler.prompts_per_step": 3,
+  "sampler.num_epochs": 4,
+  "sampler.max_steps": _NUM_STEPS,
+  "sampler.streak": 1,
+  "rollout.group_size": 4,
+  "rollout.max_completion_tokens": 48,
+  "rollout.completion_buckets": (48,),
+  "rollout.slots": 8,
+  "rollout.decode_chunk": 8,
+  "selection.keep": 2,
+  "optimizer.learning_rate": 1e-3,
+  "loss.minibatches": 2,
+  "mesh.strategy": "pmap",
+  "mesh.cpu_devices": 2,
+  "checkpoint.every_steps": 2,
+  "eval.every_steps": 3,
+  "logging.samples_per_step": 2,
+}
+
+
+def _arguments(workdir, **changes) -> list[str]:
+  fields = _SETTINGS | {k.replace("__", "."): v for k, v in changes.items()}
+  return [
+    f"--config={pathlib.Path(common.__file__)}",
+    *(f"--config.{name}={value}" for name, value in fields.items()),
+    f"--workdir={workdir}",
+  ]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+  """Environment of the started runs: one compilation cache for all."""
+  cache = tmp_path_factory.mktemp("compilation-cache")
+  return os.environ | {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_COMPILATION_CACHE_DIR": str(cache),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+  }
+
+
+def _start(environment, workdir, **changes) -> subprocess.Popen:
+  return subprocess.Popen(
+    [sys.executable, "-m", "toolrl_jax.train", *_arguments(workdir, **changes)],
+    env=environment,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def _finish(process) -> str:
+  _, said = process.communicate(timeout=400)
+  assert process.returncode == 0, said
+  return said
+
+
+def _rows(workdir) -> list[dict]:
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def _exact(rows) -> list[dict]:
+  """Metrics without those that depend on the machine's speed."""
+  return [
+    {
+      name: value
+      for name, value in row.items()
+      if not name.endswith(metrics.MACHINE_DEPENDENT)
+    }
+    for row in rows
+  ]
+
+
+def _weights(workdir) -> dict[str, np.ndarray]:
+  return safetensors.numpy.load_file(workdir / "export" / "model.safetensors")
+
+
+def _assert_equal_runs(one, other):
+  assert _exact(_rows(one)) == _exact(_rows(other))
+  assert (one / "samples.jsonl").read_text() == (
+    other / "samples.jsonl"
+  ).read_text()
+  left, right = _weights(one), _weights(other)
+  assert left.keys() == right.keys()
+  for name in left:
+    assert left[name].tobytes() == right[name].tobytes(), name
+
+
+@pytest.fixture(scope="module")
+def whole(environment, tmp_path_factory):
+  """A run that nothing disturbed."""
+  workdir = tmp_path_factory.mktemp("whole")
+  _finish(_start(environment, workdir))
+  return workdir
+
+
+def test_run_leaves_a_whole_workdir(whole):
+  rows = _rows(whole)
+  assert [row["step"] for row in rows] == list(range(_NUM_STEPS + 1))
+  assert all(row["update/is_finite"] == 1 for row in rows[1:])
+  # One prefill a real group; the prompts of an epoch end in a short batch.
+  assert max(row["rollout/prefills"] for row in rows[1:]) == 3
+  assert "heldout/exact_sampled_frac" in rows[0]
+  assert "heldout/exact_sampled_frac" in rows[3]
+  assert "heldout/exact_sampled_frac" in rows[-1]
+  # Everything is compiled in the first steps.
+  assert rows[-1]["step/compilations"] == 0
+  samples = (whole / "samples.jsonl").read_text().splitlines()
+  assert len(samples) == 2 * _NUM_STEPS
+  assert {"completion", "gold", "total", "success"} <= json.loads(
+    samples[0]
+  ).keys()
+  summary = json.loads((whole / "summary.json").read_text())
+  assert summary["steps"] == _NUM_STEPS
+  exact = summary["heldout"]["heldout/exact_sampled_frac"]
+  assert exact["before"] == rows[0]["heldout/exact_sampled_frac"]
+  assert exact["after"] == rows[-1]["heldout/exact_sampled_frac"]
+  assert json.loads((whole / "config.json").read_text())["seed"] == 0
+  assert list((whole / "tensorboard").iterdir())
+
+
+def test_run_trains(whole):
+  rows = _rows(whole)
+  assert any(row["update/grad_norm"] > 0 for row in rows[1:])
+  # The sampler's and the update's log-probabilities differ by rounding.
+  assert max(row["rollout/logprob_gap_max"] for row in rows[1:]) < 1e-3
+
+
+@pytest.mark.parametrize("moment", ["first_step", "later_step", "in_a_save"])
+def test_killed_run_resumes_bit_for_bit(environment, whole, tmp_path, moment):
+  process = _start(environment, tmp_path)
+  _wait_for(moment, tmp_path, process)
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  assert not (tmp_path / "summary.json").exists()
+  # A line that was being written when the kill came.
+  with (tmp_path / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 99, "reward/tot')
+  said = _finish(_start(environment, tmp_path))
+  _assert_equal_runs(whole, tmp_path)
+  assert ("resumed from" in said) == (moment != "first_step")
+
+
+def _wait_for(moment, workdir, process):
+  """Waits for a moment of a run, looking every few milliseconds."""
+  path = workdir / "metrics.jsonl"
+  deadline = time.monotonic() + 300
+  while time.monotonic() < deadline:
+    assert process.poll() is None, process.communicate()
+    num_rows = path.read_text().count("\n") if path.exists() else 0
+    saving = list((workdir / "checkpoints").glob("*tmp*"))
+    is_there = {
+      "first_step": num_rows >= 2,
+      "later_step": num_rows >= 5,
+      "in_a_save": num_rows >= 4 and saving,
+    }
+    if is_there[moment]:
+      return
+    time.sleep(0.002)
+  pytest.fail(f"the run never came to {moment}")
+
+
+def test_sigterm_saves_and_exits_cleanly(environment, whole, tmp_path):
+  process = _start(environment, tmp_path)
+  _wait_for("first_step", tmp_path, process)
+  process.send_signal(signal.SIGTERM)
+  said = _finish(process)
+  assert "SIGTERM" in said
+  num_rows = len(_rows(tmp_path))
+  assert num_rows <= _NUM_STEPS
+  assert not (tmp_path / "summary.json").exists()
+  said = _finish(_start(environment, tmp_path))
+  assert f"resumed from the checkpoint of step {num_rows - 1}" in said
+  _assert_equal_runs(whole, tmp_path)
+
+
+def test_inline_server_gives_the_same_run(environment, whole, tmp_path):
+  _finish(_start(environment, tmp_path, rollout__server="inline"))
+  _assert_equal_runs(whole, tmp_path)
+
+
+def test_finished_run_started_again_changes_nothing(environment, whole):
+  before = _rows(whole)
+  _finish(_start(environment, whole))
+  assert _rows(whole) == before
+
+
+def test_sharded_run_agrees_to_rounding(environment, whole, tmp_path):
+  _finish(_start(environment, tmp_path, mesh__strategy="sharded", mesh__data=2))
+  one, other = _rows(whole)[1], _rows(tmp_path)[1]
+  for name in ("reward/total", "update/loss", "update/grad_norm"):
+    assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
+
+
+def test_loss_that_is_not_finite_stops_the_run(environment, tmp_path):
+  process = _start(environment, tmp_path, optimizer__learning_rate=1e38)
+  _, said = process.communicate(timeout=400)
+  assert process.returncode == 1
+  last = said.strip().splitlines()[-1]
+  assert "not finite at step" in last
+  assert "Traceback" not in said
+
+
+def test_sft_lowers_the_loss(environment, tmp_path):
+  _finish(
+    _start(
+      environment,
+      tmp_path,
+      algorithm="sft",
+      optimizer__learning_rate=1e-3,
+      loss__minibatches=1,
+    )
+  )
+  rows = _rows(tmp_path)
+  assert rows[-1]["update/loss"] < rows[1]["update/loss"]
+  assert "heldout/exact_greedy_frac" in rows[-1]
+  assert (tmp_path / "export" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"data__train_path": "nowhere.parquet"}, "nowhere.parquet"),
+    ({"data__train_path": "synthetic:none"}, "synthetic"),
+    ({"model__path": "nowhere"}, "no checkpoint at 'nowhere'"),
+    (
+      {"data__max_prompt_tokens": 8, "data__prompt_buckets": (8,)},
+      "usable row",
+    ),
+    ({"reward__name": "n1"}, "gold that is no"),
+    ({"rollout__group_size": 1}, "at least 2"),
+  ],
+)
+def test_users_mistake_is_one_line(changes, said, tmp_path, capsys):
+  with pytest.raises(SystemExit) as caught:
+    train.run(["toolrl-train", *_arguments(tmp_path, **changes)])
+  assert caught.value.code == 2
+  lines = capsys.readouterr().err.strip().splitlines()
+  assert lines[-1].startswith("toolrl-train: ")
+  assert said in lines[-1]
+  assert not any("Traceback" in line for line in lines)
+
+
+def test_help_says_how(capsys):
+  with pytest.raises(SystemExit) as caught:
+    configuration.load(["toolrl-train", "--help"], train.USAGE)
+  assert "--workdir" in str(caught.value)

@@ -1,0 +1,290 @@
+"""The command `toolrl-convert`: checkpoints from one form to another.
+
+    toolrl-convert SRC DST [--to=hf|orbax] [--dtype=...] [--step=N]
+
+SRC is a Hugging Face folder, a .gguf file, "bundled:tiny", a folder that
+`--to=orbax` wrote, or the workdir of a run. DST is a Hugging Face folder, or
+with `--to=orbax` a folder with the parameters as an Orbax checkpoint. DST is
+whole or not there at all; a mistake ends with one line and status 2.
+"""
+
+import argparse
+import contextlib
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from toolrl_jax.model import decoder, presets, source, weights
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_PARAMS = "params"
+
+Form = Literal["checkpoint", "orbax", "workdir"]
+
+
+class Loaded(NamedTuple):
+  """A model in memory.
+
+  Attributes:
+    config: Shape of the decoder.
+    params: Parameter pytree.
+    tokenizer_from: Checkpoint with its tokenizer files, or None.
+  """
+
+  config: presets.DecoderConfig
+  params: decoder.Params
+  tokenizer_from: str | pathlib.Path | None
+
+
+class _Parser(argparse.ArgumentParser):
+  """An argument parser whose complaints are one line."""
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+  """Runs the command; a user's mistake ends with one line and status 2.
+
+  Args:
+    argv: Arguments without the program's name. None: those of the process.
+  """
+  arguments = _parse(argv)
+  # Conversion needs no accelerator, and the model may not fit into one.
+  jax.config.update("jax_platforms", "cpu")
+  try:
+    convert(
+      arguments.src,
+      arguments.dst,
+      form=arguments.form,
+      to=arguments.to,
+      dtype=arguments.dtype,
+      step=arguments.step,
+      max_shard_bytes=int(arguments.max_shard_gb * 1e9),
+    )
+  except (ValueError, OSError) as error:
+    sys.exit(_fail(str(error)))
+  sys.stdout.write(f"{arguments.dst}\n")
+
+
+def _fail(message: str) -> int:
+  sys.stderr.write(f"toolrl-convert: {' '.join(message.split())}\n")
+  return 2
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+  parser = _Parser(
+    prog="toolrl-convert",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("src", help="checkpoint or run to read")
+  parser.add_argument("dst", help="folder to write")
+  parser.add_argument(
+    "--from",
+    dest="form",
+    choices=("auto", "checkpoint", "orbax", "workdir"),
+    default="auto",
+    help="form of SRC; by default told from what lies there",
+  )
+  parser.add_argument(
+    "--to", choices=("hf", "orbax"), default="hf", help="form of DST"
+  )
+  parser.add_argument(
+    "--dtype",
+    choices=_DTYPES,
+    help="dtype of DST; by default that of SRC, float32 for GGUF",
+  )
+  parser.add_argument(
+    "--step", type=int, help="step of a run; by default its newest"
+  )
+  parser.add_argument(
+    "--max-shard-gb",
+    type=float,
+    default=5.0,
+    help="gigabytes above which the weights are split over files",
+  )
+  return parser.parse_args(argv)
+
+
+def convert(
+  src: str,
+  dst: str,
+  *,
+  form: Form | Literal["auto"] = "auto",
+  to: Literal["hf", "orbax"] = "hf",
+  dtype: str | None = None,
+  step: int | None = None,
+  max_shard_bytes: int = 5_000_000_000,
+) -> None:
+  """Reads a model and writes it in another form.
+
+  Args:
+    src: Checkpoint, Orbax folder or workdir.
+    dst: Folder to write; an older checkpoint there is replaced.
+    form: Form of `src`; "auto" tells it from what lies there.
+    to: Form of `dst`.
+    dtype: Dtype of every tensor written. None: that of `src`.
+    step: Step of a run. None: the newest.
+    max_shard_bytes: Size above which the weights are split over files.
+
+  Raises:
+    ValueError: If `src` cannot be read or `dst` not be replaced.
+  """
+  found = source.locate(src)
+  if form == "auto":
+    form = _form_of(found)
+  if step is not None and form != "workdir":
+    raise ValueError(f"--step is for the workdir of a run, {src} is none.")
+  if form == "checkpoint":
+    dtype = dtype or _dtype_of(found)
+    config, params = weights.load(found, dtype=dtype)
+    loaded = Loaded(config, params, found)
+  elif form == "orbax":
+    loaded = _load_orbax(found, dtype)
+  else:
+    loaded = _load_run(found, dtype, step)
+  if to == "orbax":
+    _save_orbax(dst, loaded)
+    return
+  weights.save(
+    dst,
+    loaded.config,
+    loaded.params,
+    tokenizer_from=loaded.tokenizer_from,
+    max_shard_bytes=max_shard_bytes,
+  )
+
+
+def _form_of(found: pathlib.Path) -> Form:
+  """Tells the form of a source from the folders in it."""
+  if (found / "checkpoints").is_dir():
+    return "workdir"
+  return "orbax" if (found / _PARAMS).is_dir() else "checkpoint"
+
+
+def _dtype_of(found: pathlib.Path) -> str:
+  """Returns the dtype that a checkpoint states, else float32."""
+  if found.is_file():
+    return "float32"
+  fields = source.read_json(found / "config.json")
+  stated = fields.get("dtype") or fields.get("torch_dtype")
+  return stated if stated in _DTYPES else "float32"
+
+
+def _load_orbax(found: pathlib.Path, dtype: str | None) -> Loaded:
+  """Reads what `--to=orbax` wrote."""
+  config = weights.load_config(found)
+  params = _restore(found / _PARAMS, config, dtype or _dtype_of(found))
+  return Loaded(config, params, _tokenizer_source(found))
+
+
+def _load_run(
+  workdir: pathlib.Path, dtype: str | None, step: int | None
+) -> Loaded:
+  """Reads the parameters of one step of a run."""
+  section = source.read_json(workdir / "config.json").get("model")
+  if not isinstance(section, dict):
+    raise ValueError(
+      f"{workdir / 'config.json'} is not the configuration of a run."
+    )
+  config = _run_config(section)
+  folder = _step_folder(workdir / "checkpoints", step)
+  dtype = dtype or section.get("param_dtype") or "float32"
+  params = _restore(folder / "state", config, dtype, below=_PARAMS)
+  return Loaded(config, params, section.get("tokenizer") or section.get("path"))
+
+
+def _run_config(section: Mapping[str, Any]) -> presets.DecoderConfig:
+  """Returns the shape of a run's model from its configuration."""
+  if section.get("path"):
+    return weights.load_config(section["path"])
+  return presets.lookup(section.get("preset") or "")
+
+
+def _step_folder(folder: pathlib.Path, step: int | None) -> pathlib.Path:
+  """Returns the folder of a step, or of the newest."""
+  steps = sorted(
+    int(path.name)
+    for path in folder.iterdir()
+    if path.name.isdigit() and (path / "state").is_dir()
+  )
+  if not steps:
+    raise ValueError(f"{folder} holds no saved step; let the run save one.")
+  if step is not None and step not in steps:
+    raise ValueError(
+      f"--step must be one of {', '.join(map(str, steps))} in {folder}, got "
+      f"{step}."
+    )
+  return folder / str(steps[-1] if step is None else step)
+
+
+def _tokenizer_source(found: pathlib.Path) -> pathlib.Path | None:
+  has_files = any(
+    (found / name).exists() for name in ("tokenizer.json", "vocab.json")
+  )
+  return found if has_files else None
+
+
+def _restore(
+  folder: pathlib.Path,
+  config: presets.DecoderConfig,
+  dtype: str,
+  *,
+  below: str | None = None,
+) -> decoder.Params:
+  """Reads a parameter tree, or the one under a key of a larger tree."""
+  single = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  tree = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(
+      leaf.shape, np.dtype(dtype), sharding=single
+    ),
+    decoder.param_shapes(config),
+  )
+  item = tree if below is None else {below: tree}
+  with _one_line(folder), ocp.PyTreeCheckpointer() as checkpointer:
+    restored = checkpointer.restore(
+      folder.absolute(),
+      args=ocp.args.PyTreeRestore(
+        item=item,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+        partial_restore=True,
+      ),
+    )
+  return restored if below is None else restored[below]
+
+
+def _save_orbax(dst: str, loaded: Loaded) -> None:
+  """Writes config, tokenizer files and an Orbax checkpoint of parameters."""
+  dtype = jax.tree.leaves(loaded.params)[0].dtype
+  with source.whole_folder(dst) as folder:
+    weights.save_description(
+      folder,
+      loaded.config,
+      dtype=dtype,
+      tokenizer_from=loaded.tokenizer_from,
+    )
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(folder / _PARAMS, loaded.params)
+
+
+@contextlib.contextmanager
+def _one_line(folder: pathlib.Path) -> Iterator[None]:
+  """Names the folder in whatever Orbax raises for a damaged one."""
+  try:
+    yield
+  # Orbax and tensorstore raise many kinds for a damaged folder.
+  except Exception as error:  # noqa: BLE001
+    reason = (str(error).splitlines() or ["no reason given"])[0]
+    raise ValueError(
+      f"the parameters in {folder} do not load: {reason[:300]}"
+    ) from error
+
+
+if __name__ == "__main__":
+  run()

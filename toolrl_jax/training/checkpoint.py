@@ -1,0 +1,238 @@
+"""Checkpoints of a run: train state and host state in one step directory.
+
+A step is written beside the others and renamed when it is whole, so a run
+killed at any instant finds its newest whole step. The module does not know
+what the host state means.
+"""
+
+import base64
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from orbax.checkpoint import checkpoint_managers as policies
+
+from toolrl_jax.training.state import TrainState
+
+_ARRAY = "__array__"
+_KEY = "__prng_key__"
+_TUPLE = "__tuple__"
+_TAGS = (_ARRAY, _KEY, _TUPLE)
+
+
+class RunCheckpoints:
+  """The checkpoints of one run's directory; also a context manager.
+
+  Attributes:
+    directory: Where the step directories lie.
+  """
+
+  def __init__(
+    self, directory: pathlib.Path, *, keep_last: int, keep_best: int
+  ):
+    """Opens the directory and makes it when missing.
+
+    Args:
+      directory: Where the step directories lie.
+      keep_last: Newest steps kept, at least 1.
+      keep_best: Steps of the highest metric kept beside them; 0 keeps none.
+
+    Raises:
+      ValueError: When a count is out of range.
+    """
+    if keep_last < 1 or keep_best < 0:
+      raise ValueError(
+        "keep_last must be at least 1 and keep_best at least 0, got "
+        f"{keep_last} and {keep_best}; set config.checkpoint."
+      )
+    self.directory = pathlib.Path(directory).absolute()
+    self._keep = policies.AnyPreservationPolicy(
+      [
+        policies.LatestN(keep_last),
+        policies.BestN(
+          get_metric_fn=lambda metrics: metrics["metric"],
+          n=keep_best,
+          keep_checkpoints_without_metrics=False,
+        ),
+      ]
+    )
+    self._manager = self._open()
+
+  def _open(self) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
+      self.directory,
+      options=ocp.CheckpointManagerOptions(
+        preservation_policy=self._keep, cleanup_tmp_directories=True
+      ),
+      item_names=("state", "host"),
+    )
+
+  def steps(self) -> list[int]:
+    """Returns the whole steps on disk, ascending."""
+    return sorted(self._manager.all_steps(read=True))
+
+  def save(
+    self,
+    step: int,
+    state: TrainState,
+    host: Mapping[str, Any],
+    *,
+    metric: float | None = None,
+  ) -> None:
+    """Starts to write a step; writing goes on behind the next steps.
+
+    Values are copied before it returns, so the state may be donated and the
+    host state changed at once. A step that is on disk already is left as is.
+
+    Args:
+      step: Training step the state stands at.
+      state: State to save.
+      host: Nested dicts, lists and tuples of Python scalars, numpy arrays and
+        PRNG keys; comes back as it was.
+      metric: Higher is better, for `keep_best`; None is never a best.
+
+    Raises:
+      ValueError: When the host state holds anything else.
+    """
+    if step in self._manager.all_steps():
+      return
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(state),
+        host=ocp.args.JsonSave(_encode(dict(host), "host")),
+      ),
+      metrics=None if metric is None else {"metric": float(metric)},
+    )
+
+  def restore_latest(
+    self, template: TrainState
+  ) -> tuple[int, TrainState, dict[str, Any]] | None:
+    """Reads the newest step that is whole.
+
+    A step that cannot be read is moved to `corrupt-STEP` once an older one
+    was, with a warning.
+
+    Args:
+      template: Arrays or `jax.ShapeDtypeStruct`s with the shapes, dtypes and
+        shardings to restore into; any mesh and strategy will do.
+
+    Returns:
+      Step, state and host state; None when the directory holds no step.
+
+    Raises:
+      ValueError: When there are steps and none can be read into the template.
+    """
+    template = jax.tree.map(_describe, template)
+    failed: dict[int, Exception] = {}
+    for step in reversed(self.steps()):
+      try:
+        restored = self._manager.restore(
+          step,
+          args=ocp.args.Composite(
+            state=ocp.args.StandardRestore(template),
+            host=ocp.args.JsonRestore(),
+          ),
+        )
+        state, host = restored["state"], _decode(restored["host"])
+      except Exception as error:  # noqa: BLE001
+        # A damaged directory fails in whatever layer meets the damage first.
+        logging.warning("checkpoint %d cannot be read: %s", step, error)
+        failed[step] = error
+        continue
+      self._set_aside(failed)
+      return step, state, host
+    if failed:
+      newest = max(failed)
+      reason = (str(failed[newest]).splitlines() or ["no reason given"])[0]
+      raise ValueError(
+        f"no checkpoint in {self.directory} fits this run; step {newest}: "
+        f"{reason[:300]} Use the configuration it was written with, or another "
+        "workdir."
+      )
+    return None
+
+  def _set_aside(self, steps: Mapping[int, Exception]) -> None:
+    """Moves steps away, so that they can be written again."""
+    if not steps:
+      return
+    self._manager.close()
+    for step in steps:
+      target = self.directory / f"corrupt-{step}"
+      shutil.rmtree(target, ignore_errors=True)
+      (self.directory / str(step)).rename(target)
+    self._manager = self._open()
+
+  def wait(self) -> None:
+    """Returns when every started step is whole on disk."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits and frees the writer's threads."""
+    self._manager.close()
+
+  def __enter__(self) -> "RunCheckpoints":
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self.close()
+
+
+def _describe(x: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+def _encode(value: Any, where: str) -> Any:
+  """Turns host state into JSON that names what JSON has not."""
+  if value is None or isinstance(value, bool | int | float | str):
+    return value
+  if isinstance(value, dict):
+    for key in value:
+      if not isinstance(key, str) or key in _TAGS:
+        raise ValueError(
+          f"keys of {where} must be text other than {', '.join(_TAGS)}, got "
+          f"{key!r}; rename it."
+        )
+    return {k: _encode(v, f"{where}.{k}") for k, v in value.items()}
+  if isinstance(value, list | tuple):
+    items = [_encode(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    return {_TUPLE: items} if isinstance(value, tuple) else items
+  if isinstance(value, jax.Array) and jax.dtypes.issubdtype(
+    value.dtype, jax.dtypes.prng_key
+  ):
+    data = np.asarray(jax.random.key_data(value))
+    return {_KEY: _encode(data, where), "impl": str(jax.random.key_impl(value))}
+  if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+    return {
+      _ARRAY: base64.b64encode(value.tobytes()).decode("ascii"),
+      "dtype": value.dtype.str,
+      "shape": list(value.shape),
+      "is_scalar": isinstance(value, np.generic),
+    }
+  raise ValueError(
+    f"{where} must hold Python scalars, dicts, lists, tuples, numpy arrays or "
+    f"PRNG keys, got {type(value).__name__}; convert it first."
+  )
+
+
+def _decode(value: Any) -> Any:
+  """Undoes `_encode`."""
+  if isinstance(value, list):
+    return [_decode(v) for v in value]
+  if not isinstance(value, dict):
+    return value
+  if _TUPLE in value:
+    return tuple(_decode(v) for v in value[_TUPLE])
+  if _KEY in value:
+    return jax.random.wrap_key_data(_decode(value[_KEY]), impl=value["impl"])
+  if _ARRAY in value:
+    data = base64.b64decode(value[_ARRAY])
+    flat = np.frombuffer(data, dtype=np.dtype(value["dtype"])).copy()
+    array = flat.reshape(value["shape"])
+    return array[()] if value["is_scalar"] else array
+  return {k: _decode(v) for k, v in value.items()}

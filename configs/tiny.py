@@ -18,8 +18,8 @@ def get_config():
   config.model.remat = "none"
   config.data.train_path = "synthetic:1920"
   config.data.eval_path = "synthetic:512"
-  config.data.max_prompt_tokens = 160
-  config.data.prompt_buckets = (160,)
+  config.data.max_prompt_tokens = 192
+  config.data.prompt_buckets = (144, 192)
   config.prompt.template = "native"
   config.sampler.prompts_per_step = 16
   config.sampler.num_epochs = 1

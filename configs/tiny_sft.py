@@ -22,8 +22,8 @@ def get_config():
   # model learns form, copying and when to refuse, and keeps room to improve.
   config.data.train_path = "synthetic:48000"
   config.data.eval_path = "synthetic:512"
-  config.data.max_prompt_tokens = 160
-  config.data.prompt_buckets = (128, 160)
+  config.data.max_prompt_tokens = 192
+  config.data.prompt_buckets = (128, 160, 192)
   config.prompt.template = "native"
   config.sampler.prompts_per_step = 16
   config.sampler.num_epochs = 1

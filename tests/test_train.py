@@ -130,8 +130,10 @@ def test_run_leaves_a_whole_workdir(whole):
   assert "heldout/exact_sampled_frac" in rows[0]
   assert "heldout/exact_sampled_frac" in rows[3]
   assert "heldout/exact_sampled_frac" in rows[-1]
-  # Everything is compiled in the first steps.
-  assert rows[-1]["step/compilations"] == 0
+  # The big programs are compiled in the first steps; later a reward kernel
+  # for more calls or arguments may follow.
+  assert rows[1]["step/compilations"] >= 3
+  assert sum(row["step/compilations"] for row in rows[3:]) <= 3
   samples = (whole / "samples.jsonl").read_text().splitlines()
   assert len(samples) == 2 * _NUM_STEPS
   assert {"completion", "gold", "total", "success"} <= json.loads(

@@ -256,7 +256,18 @@ def _restore(
         partial_restore=True,
       ),
     )
-  return restored if below is None else restored[below]
+  params = restored if below is None else restored[below]
+  for path, leaf in jax.tree.leaves_with_path(
+    params, is_leaf=lambda node: node is None
+  ):
+    # What the folder lacks comes back as it was asked for.
+    if not isinstance(leaf, jax.Array):
+      raise ValueError(
+        f"the parameters in {folder} do not hold "
+        f"{jax.tree_util.keystr(path, simple=True, separator='/')}; the "
+        "configuration beside them is of another model."
+      )
+  return params
 
 
 def _save_orbax(dst: str, loaded: Loaded) -> None:

@@ -78,7 +78,7 @@ class Steps:
       )
       prompt = " ".join(map(str, ids))
       self.rollout_secs = 0.0
-      start = time.perf_counter()
+      start, cpu_start = time.perf_counter(), time.process_time()
       yield {"prompts": np.array([prompt])}
       self.finish()
       step_secs = time.perf_counter() - start
@@ -86,7 +86,7 @@ class Steps:
         "step_secs": step_secs,
         "rollout_secs": self.rollout_secs,
         "update_secs": step_secs - self.rollout_secs,
-        "version": options.version,
+        "cpu_secs": time.process_time() - cpu_start,
       }
       print(json.dumps(record), file=self._answers, flush=True)
 
@@ -99,7 +99,6 @@ def parse_options():
     "prompt_len", "response_len", "group_size", "core",
   ):  # fmt: skip
     parser.add_argument(f"--{name}", type=int, required=True)
-  parser.add_argument("--version", required=True)
   return parser.parse_args()
 
 

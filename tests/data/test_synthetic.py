@@ -110,13 +110,12 @@ def test_render_writes_the_format_by_hand():
   first, second = synthetic.types.ToolCall("a", {"x": "u", "n": 3}), None
   second = synthetic.types.ToolCall("b", {})
   assert synthetic.render([first, second]) == (
-    '<think>use "a", "b"</think>\n<tool_call>\n'
+    "<think>a, b</think>\n<tool_call>\n"
     '{"name":"a","parameters":{"x":"u","n":3}}\n'
     '{"name":"b","parameters":{}}\n</tool_call>'
   )
   assert synthetic.render([]) == (
-    "<think>no tool fits</think>\n"
-    "<response>No tool fits this request.</response>"
+    "<think>none</think>\n<response>No tool fits.</response>"
   )
 
 

@@ -134,10 +134,15 @@ def test_run_names_a_damaged_run(workdir, tmp_path, capsys):
   broken = tmp_path / "run"
   shutil.copytree(workdir, broken)
   fields = json.loads((broken / "config.json").read_text())
-  fields["model"]["preset"] = "tiny-qwen2"
-  (broken / "config.json").write_text(json.dumps(fields))
-  words = f"the parameters in {broken / 'checkpoints' / '7' / 'state'} do not"
-  fails(capsys, broken, tmp_path / "out", words=words)
+  saved = broken / "checkpoints" / "7" / "state"
+  for preset, words in (
+    ("tiny-qwen2", "do not hold layers/k_proj/bias"),
+    ("tiny", "do not load"),
+  ):
+    fields["model"]["preset"] = preset
+    (broken / "config.json").write_text(json.dumps(fields))
+    words = f"the parameters in {saved} {words}"
+    fails(capsys, broken, tmp_path / "out", words=words)
   (broken / "config.json").write_text("{}")
   fails(capsys, broken, tmp_path / "out", words="not the configuration of a")
   shutil.rmtree(broken / "checkpoints" / "3")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 from gguf import GGMLQuantizationType as Quant
 from gguf import quants
 
@@ -392,8 +393,15 @@ def test_save_writes_the_rebuilt_tokenizer(tokenizer_dir, tmp_path):
   config, params = weights.load(path)
   weights.save(tmp_path / "hf", config, params, tokenizer_from=path)
   before, after = tokenizer.load(path), tokenizer.load(tmp_path / "hf")
+  other = transformers.AutoTokenizer.from_pretrained(
+    tmp_path / "hf", local_files_only=True
+  )
   text = "the <tool_call> 12<|im_end|>"
   assert before(text)["input_ids"] == after(text)["input_ids"]
+  assert before(text)["input_ids"] == other(text)["input_ids"]
+  fields = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+  assert fields["tokenizer_class"] == "PreTrainedTokenizerFast"
+  assert fields["model_max_length"] == config.max_positions
   assert before.chat_template == after.chat_template
   assert weights.stop_ids(tmp_path / "hf") == (2, 0)
   assert after.pad_token_id == 0

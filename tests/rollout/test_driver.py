@@ -1,4 +1,5 @@
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -196,7 +197,7 @@ def test_process_ends_with_a_message_and_a_status_without_stop():
   environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
   process = subprocess.run(
     [sys.executable, "-c", _UNSTOPPED], capture_output=True, text=True,
-    timeout=120, env=environment,
+    timeout=400, env=environment,
   )  # fmt: skip
   assert process.returncode == 1, process.stderr
   last = process.stderr.strip().splitlines()[-1]
@@ -229,14 +230,29 @@ def test_lockstep_queue_holds_the_producer_until_a_chunk_is_worked_through():
 
   producer = threading.Thread(target=produce, daemon=True)
   producer.start()
-  assert backlog.get(timeout=10)[1] == "a request"
-  assert backlog.get(timeout=10)[1] is chunk
+  assert backlog.get(timeout=10.0)[1] == "a request"
+  assert backlog.get(timeout=10.0)[1] is chunk
   producer.join(0.2)
   assert order == ["request put"]
   threading.Thread(target=backlog.get, daemon=True).start()
   producer.join(10)
   assert order == ["request put", "chunk done"]
   backlog.put(None)
+
+
+def test_expecting_queue_waits_for_what_was_announced():
+  backlog = driver.ExpectingQueue()
+  with pytest.raises(queue.Empty):
+    backlog.get(block=False)
+  backlog.expect()
+  threading.Timer(0.2, backlog.put, ["late"]).start()
+  assert backlog.get(block=False, timeout=0.05) == "late"
+  with pytest.raises(queue.Empty):
+    backlog.get(block=False)
+  backlog.expect()
+  backlog.close()
+  with pytest.raises(queue.Empty):
+    backlog.get_nowait()
 
 
 def test_lockstep_queue_lets_the_producer_go_when_closed():

@@ -239,8 +239,8 @@ def render(calls: Sequence[types.ToolCall]) -> str:
   """
   if not calls:
     refusal = synthetic_words.REFUSAL
-    return f"<think>no tool fits</think>\n<response>{refusal}</response>"
-  plan = ", ".join(f'"{call.name}"' for call in calls)
+    return f"<think>none</think>\n<response>{refusal}</response>"
+  plan = ", ".join(call.name for call in calls)
   lines = [
     json.dumps(
       {"name": call.name, "parameters": dict(call.arguments)},
@@ -249,7 +249,7 @@ def render(calls: Sequence[types.ToolCall]) -> str:
     for call in calls
   ]
   body = "\n".join(lines)
-  return f"<think>use {plan}</think>\n<tool_call>\n{body}\n</tool_call>"
+  return f"<think>{plan}</think>\n<tool_call>\n{body}\n</tool_call>"
 
 
 def _faulty_calls(

@@ -217,4 +217,4 @@ FAR_REQUESTS = (
   "How do I repair the {item}?",
 )
 JOINTS = (" Also: ", " Then: ", " And one more thing: ")
-REFUSAL = "No tool fits this request."
+REFUSAL = "No tool fits."

@@ -27,6 +27,14 @@ def _group_heads(
   return q.reshape(*q.shape[:-2], num_kv_heads, -1, q.shape[-1])
 
 
+def _peak(scores: Float[Array, "*rows P"]) -> Float[Array, "*rows 1"]:
+  """Returns the largest score of each row, without gradient.
+
+  A softmax does not depend on what is subtracted.
+  """
+  return jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+
+
 def causal(
   q: Float[Array, "B P H D"],
   k: Float[Array, "B P N D"],
@@ -45,25 +53,31 @@ def causal(
   Returns:
     Weighted values, in v's dtype.
   """
-  batch, length, num_heads, head_dim = q.shape
+  length, num_kv_heads = q.shape[1], k.shape[2]
   num_blocks = max(1, min(_MAX_BLOCKS, length // _MIN_BLOCK))
   bounds = [length * i // num_blocks for i in range(num_blocks + 1)]
-  grouped = _group_heads(q, k.shape[2])
+  # Heads in front of tokens, here and below: one product a head. Left behind,
+  # XLA's CPU backend makes the products of the gradient several times slower.
+  heads_q = jnp.einsum("bqnjd->bnjqd", _group_heads(q, num_kv_heads))
+  heads_k, heads_v = k.swapaxes(1, 2), v.swapaxes(1, 2)
   outputs = []
   for start, end in zip(bounds[:-1], bounds[1:]):
     scores = jnp.einsum(
-      "bqnjd,bpnd->bnjqp",
-      grouped[:, start:end],
-      k[:, :end],
+      "bnjqd,bnpd->bnjqp",
+      heads_q[:, :, :, start:end],
+      heads_k[:, :, :end],
       preferred_element_type=_score_dtype(q),
     )
     is_seen = jnp.arange(start, end)[:, None] >= jnp.arange(end)
-    weights = jax.nn.softmax(jnp.where(is_seen, scores, _MASKED), axis=-1)
-    outputs.append(
-      jnp.einsum("bnjqp,bpnd->bqnjd", weights.astype(v.dtype), v[:, :end])
+    scores = jnp.where(is_seen, scores, _MASKED)
+    weights = jnp.exp(scores - _peak(scores))
+    out = jnp.einsum(
+      "bnjqp,bnpd->bnjqd", weights.astype(v.dtype), heads_v[:, :, :end]
     )
-  out = jnp.concatenate(outputs, axis=1)
-  return out.reshape(batch, length, num_heads, head_dim)
+    # Divided after the product: head_dim numbers a row instead of `end`.
+    outputs.append(out / weights.sum(-1, keepdims=True).astype(out.dtype))
+  out = jnp.concatenate(outputs, axis=3)
+  return jnp.einsum("bnjqd->bqnjd", out).reshape(q.shape)
 
 
 def completions(
@@ -91,32 +105,33 @@ def completions(
     Weighted values, in v's dtype.
   """
   dtype = _score_dtype(q)
-  grouped = _group_heads(q, k.shape[3])
+  heads_q = jnp.einsum("bstnjd->bnsjtd", _group_heads(q, k.shape[3]))
+  heads_k, heads_v = (jnp.moveaxis(x, 3, 1) for x in (k, v))
   to_prompt = jnp.einsum(
-    "bstnjd,bpnd->bnstjp", grouped, prompt_k, preferred_element_type=dtype
+    "bnsjtd,bnpd->bnsjtp",
+    heads_q,
+    prompt_k.swapaxes(1, 2),
+    preferred_element_type=dtype,
   )
   to_own = jnp.einsum(
-    "bstnjd,bsund->bnstju", grouped, k, preferred_element_type=dtype
+    "bnsjtd,bnsud->bnsjtu", heads_q, heads_k, preferred_element_type=dtype
   )
   is_prompt = jnp.arange(prompt_k.shape[1]) < prompt_length[:, None]
   to_prompt = jnp.where(
     is_prompt[:, None, None, None, None, :], to_prompt, _MASKED
   )
   steps = jnp.arange(q.shape[2])
-  is_past = steps[:, None] >= steps  # [T, T]
-  to_own = jnp.where(is_past[:, None, :], to_own, _MASKED)
+  to_own = jnp.where(steps[:, None] >= steps, to_own, _MASKED)
   # One softmax over both parts without joining them in memory.
-  peak = jax.lax.stop_gradient(
-    jnp.maximum(to_prompt.max(-1), to_own.max(-1))[..., None]
-  )
+  peak = jnp.maximum(_peak(to_prompt), _peak(to_own))
   prompt_exp = jnp.exp(to_prompt - peak)
   own_exp = jnp.exp(to_own - peak)
-  total = prompt_exp.sum(-1) + own_exp.sum(-1)  # [B, N, S, T, J]
+  total = prompt_exp.sum(-1, keepdims=True) + own_exp.sum(-1, keepdims=True)
   out = jnp.einsum(
-    "bnstjp,bpnd->bstnjd", prompt_exp.astype(v.dtype), prompt_v
-  ) + jnp.einsum("bnstju,bsund->bstnjd", own_exp.astype(v.dtype), v)
-  out = out / jnp.moveaxis(total, 1, 3)[..., None].astype(out.dtype)
-  return out.reshape(q.shape)
+    "bnsjtp,bnpd->bnsjtd", prompt_exp.astype(v.dtype), prompt_v.swapaxes(1, 2)
+  ) + jnp.einsum("bnsjtu,bnsud->bnsjtd", own_exp.astype(v.dtype), heads_v)
+  out = out / total.astype(out.dtype)
+  return jnp.einsum("bnsjtd->bstnjd", out).reshape(q.shape)
 
 
 def decode(

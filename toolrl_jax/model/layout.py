@@ -145,7 +145,8 @@ def _place(
   # Replicas of a shard share one host array.
   seen: dict[tuple, np.ndarray] = {}
 
-  def fill(index: Index) -> np.ndarray:
+  def fill(index: Index | None) -> np.ndarray:
+    index = (slice(None),) * len(shape) if index is None else index
     key = tuple(part.indices(size) for part, size in zip(index, shape))
     if key not in seen:
       seen[key] = _read_shard(tensors, index, read, dtype)

@@ -7,6 +7,7 @@ network. Knows nothing of prompts or weights.
 import json
 import pathlib
 import shutil
+from typing import Any
 
 import tokenizers
 import transformers
@@ -55,7 +56,7 @@ def load(path: str | pathlib.Path) -> Tokenizer:
     return from_gguf(gguf.open_file(found))
   # Newer `transformers` rebuild Qwen's and Llama's classes with a fixed
   # pre-tokenizer; the file of a checkpoint is taken as it is.
-  kind = transformers.AutoTokenizer
+  kind: Any = transformers.AutoTokenizer
   if (found / "tokenizer.json").exists():
     kind = transformers.PreTrainedTokenizerFast
   elif not (found / "vocab.json").exists():

@@ -224,7 +224,7 @@ def save_description(
     tokenizer.copy(found, folder)
     tokens = _saved_token_fields(found)
     _write_generation_config(found, folder, tokens)
-  _write_json(folder / "config.json", hf_config | tokens)
+  _write_json(folder / "config.json", {**hf_config, **tokens})
 
 
 def _write_weights(
@@ -232,7 +232,7 @@ def _write_weights(
 ) -> None:
   """Writes the tensors, over several files with an index where too large."""
   files = _split(pieces, max_shard_bytes)
-  weight_map = {}
+  weight_map: dict[str, str] = {}
   for number, members in enumerate(files, start=1):
     name = "model.safetensors"
     if len(files) > 1:

@@ -3,7 +3,8 @@
 From groups to filled-in requests. Ours differs from the stock driver in this:
 
 1. Lockstep: a chunk is decoded only after the rows that ended in the one
-   before are free, so no row idles through chunks decoded ahead.
+   before are free, and filled again if any request waits. No row idles
+   through chunks decoded ahead, and the chunks are those of the plain loop.
 2. Requests are token ids as they are: no beginning-of-sequence token, no
    padding to JetStream's buckets, no cut on the left.
 3. At most as many groups are in flight as the engine has prompt banks.
@@ -25,8 +26,9 @@ from toolrl_jax.rollout.engine import RolloutEngine
 from toolrl_jax.rollout.request import Group, Request, RolloutError
 
 _orchestrator = jetstream_compat.orchestrator
-# JetStream's own bound, in chunks; lockstep never fills it.
+# JetStream's own bounds: chunks and requests that wait between threads.
 _BACKLOG_CHUNKS = 8
+_BACKLOG_REQUESTS = 1
 
 
 class LockstepQueue(queue.Queue):
@@ -61,6 +63,43 @@ class LockstepQueue(queue.Queue):
     """Lets producers pass from now on: the consumer is going away."""
     self._is_closed = True
     self._is_consumed.set()
+
+
+class ExpectingQueue(queue.Queue):
+  """Waits for requests that are still in the hands of another thread.
+
+  JetStream decodes on when its queues look empty, also while a request is
+  between two of them: a free row would idle through a whole chunk.
+  """
+
+  def __init__(self):
+    super().__init__(_BACKLOG_REQUESTS)
+    self._num_expected = 0
+    self._is_closed = False
+
+  def expect(self) -> None:
+    """Announces one more item."""
+    with self.mutex:
+      self._num_expected += 1
+
+  def get(self, block: bool = True, timeout: float | None = None):
+    """Gets an item; also waits, whatever `block` says, for an expected one."""
+    while True:
+      is_expected = self._num_expected > 0 and not self._is_closed
+      try:
+        item = super().get(block or is_expected, timeout)
+      except queue.Empty:
+        if not is_expected:
+          raise
+        continue
+      if item is not None:
+        with self.mutex:
+          self._num_expected -= 1
+      return item
+
+  def close(self) -> None:
+    """Waits for nothing any more."""
+    self._is_closed = True
 
 
 def _is_chunk(item) -> bool:
@@ -118,6 +157,14 @@ class RolloutDriver(_orchestrator.Driver):
   def _detokenize_backlogs(self, queues) -> None:
     self._lockstep_queues = [LockstepQueue() for _ in queues]
 
+  @property
+  def _generate_backlogs(self) -> dict[int, ExpectingQueue]:
+    return self._expecting_queues
+
+  @_generate_backlogs.setter
+  def _generate_backlogs(self, queues) -> None:
+    self._expecting_queues = {index: ExpectingQueue() for index in queues}
+
   def run(self, groups: Sequence[Group]) -> None:
     """Runs groups until each of their requests finished or failed.
 
@@ -170,6 +217,7 @@ class RolloutDriver(_orchestrator.Driver):
       for request in group.requests:
         channel = ReturnChannel(request, self._on_close)
         self._in_flight[channel] = group
+        self._generate_backlogs[0].expect()
         self.place_request_on_prefill_queue(
           _orchestrator.ActiveRequest(
             max_tokens=request.limit,
@@ -212,7 +260,7 @@ class RolloutDriver(_orchestrator.Driver):
       )
       self._in_flight.clear()
       self._changed.notify_all()
-    for backlog in self._lockstep_queues:
+    for backlog in (*self._lockstep_queues, *self._expecting_queues.values()):
       backlog.close()
 
   def _guard(self, thread: Callable[[int], None], idx: int) -> None:

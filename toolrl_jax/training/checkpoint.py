@@ -55,7 +55,7 @@ class RunCheckpoints:
       [
         policies.LatestN(keep_last),
         policies.BestN(
-          get_metric_fn=lambda metrics: metrics["metric"],
+          get_metric_fn=_metric,
           n=keep_best,
           keep_checkpoints_without_metrics=False,
         ),
@@ -67,7 +67,10 @@ class RunCheckpoints:
     return ocp.CheckpointManager(
       self.directory,
       options=ocp.CheckpointManagerOptions(
-        preservation_policy=self._keep, cleanup_tmp_directories=True
+        preservation_policy=self._keep,
+        # Without it the manager does not write metrics down.
+        best_fn=_metric,
+        cleanup_tmp_directories=True,
       ),
       item_names=("state", "host"),
     )
@@ -181,6 +184,10 @@ class RunCheckpoints:
 
   def __exit__(self, *exception: object) -> None:
     self.close()
+
+
+def _metric(metrics: Mapping[str, float]) -> float:
+  return metrics["metric"]
 
 
 def _describe(x: Any) -> jax.ShapeDtypeStruct:

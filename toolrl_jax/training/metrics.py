@@ -180,7 +180,7 @@ class MetricWriter:
       )
     self._progress.start(max(step, 0))
 
-  def write(self, step: int, metrics: Mapping[str, float]) -> None:
+  def write(self, step: int, metrics: Mapping[str, float | np.generic]) -> None:
     """Writes one step's metrics.
 
     Args:

@@ -3,9 +3,9 @@
     python benchmarks/make_tiny_tokenizer.py toolrl_jax/assets/tiny
 
 Writes tokenizer.json, tokenizer_config.json (with the chat template) and
-generation_config.json. Byte-level BPE, so any text is encoded without loss;
-words of the generated task are one token. Deterministic: the same code writes
-the same bytes.
+generation_config.json. Byte-level BPE with Qwen2's splitting, so any text is
+encoded without loss; words of the generated task are one token. Deterministic:
+the same code writes the same bytes.
 """
 
 import json
@@ -25,12 +25,7 @@ TAG_TOKENS = (
   "<think>", "</think>", "<tool_call>", "</tool_call>", "<response>",
   "</response>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
-# How texts are cut for training: a word never takes the blank or the mark
-# before it along, so it is the same token in a request and in the JSON of a
-# call, and copying a value is copying a token.
-TRAINING_SPLIT = r"_?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s"
-# How texts are cut for use: Qwen2's way, which readers of Qwen checkpoints put
-# in place of the file's. With these merges both cut alike.
+# Words with the blank before them, single digits, punctuation, line ends.
 QWEN_SPLIT = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
   r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -115,20 +110,15 @@ def texts(num: int) -> list[str]:
   return found + ["system\nTools:\n", "user\n", "assistant\n"] * num
 
 
-def splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
-  """Returns what cuts texts by a pattern and spells the pieces in bytes."""
-  return pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
-
-
 def train(corpus: list[str]) -> str:
   """Trains the BPE and returns tokenizer.json as text."""
   tokenizer = tokenizers.Tokenizer(models.BPE())
-  tokenizer.pre_tokenizer = splitter(TRAINING_SPLIT)
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(tokenizers.Regex(QWEN_SPLIT), "isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
   tokenizer.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
     vocab_size=VOCAB_SIZE,
@@ -140,7 +130,6 @@ def train(corpus: list[str]) -> str:
   for tag in TAG_TOKENS:
     corpus = [piece for text in corpus for piece in text.split(tag)]
   tokenizer.train_from_iterator(corpus, trainer)
-  tokenizer.pre_tokenizer = splitter(QWEN_SPLIT)
   document = json.loads(tokenizer.to_str())
   for token in document["added_tokens"]:
     token["special"] = token["content"] in CONTROL_TOKENS

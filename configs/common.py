@@ -72,6 +72,8 @@ def get_config() -> ml_collections.ConfigDict:
   sampler.num_epochs = 15
   # Steps at which to stop early. 0: the epochs alone decide.
   sampler.max_steps = 0
+  # False takes the rows in the order of the file in every epoch.
+  sampler.shuffle = True
   # Streak filter k: a prompt solved in its last k visits is left out. 0: off.
   sampler.streak = 0
   # How a left-out prompt returns: "skip_epoch" | "permanent" | "probe".

@@ -465,6 +465,7 @@ def sampler(
       num_epochs=section.num_epochs,
       max_steps=section.max_steps,
       seed=config.seed,
+      is_shuffled=section.shuffle,
       lengths=[len(ids) for ids in rows.prompt_ids],
     )
   except ValueError as error:

@@ -318,3 +318,19 @@ def test_ids_must_be_unique():
 def test_observe_refuses_unknown_indices():
   with pytest.raises(ValueError, match="pass the batch's own"):
     make(2).observe(np.array([2], np.int32), np.array([True]))
+
+
+def test_sampler_not_shuffled_keeps_the_order_and_leaves_out_the_solved():
+  order = sampler.PromptSampler(
+    list("abcde"),
+    prompts_per_step=2,
+    streak=1,
+    num_epochs=2,
+    is_shuffled=False,
+    lengths=[5, 4, 3, 2, 1],
+  )
+  seen = []
+  while (batch := order.next_batch()) is not None:
+    seen.append(batch.indices.tolist())
+    order.observe(batch.indices, batch.indices == 1)
+  assert seen == [[0, 1], [2, 3], [4], [0, 2], [3, 4]]

@@ -8,6 +8,8 @@ import pytest
 from toolrl_jax.model import decoder
 from toolrl_jax.training import state, step
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 OPTIONS = step.UpdateOptions(
   remat="none", chunk_tokens=16, max_tokens=5, has_entropy=False, minibatches=2
 )
@@ -147,7 +149,7 @@ def test_sft_loss_is_the_mean_over_target_tokens(
 def test_loss_and_grads_memory_does_not_grow_with_vocabulary_times_prompt(
   tiny_config, random_batch
 ):
-  vocab, short, long = 8192, 16, 256
+  vocab, short, long = 32_768, 16, 128
   config = tiny_config._replace(vocab_size=vocab)
   options = OPTIONS._replace(chunk_tokens=8, remat="layer")
 
@@ -159,7 +161,7 @@ def test_loss_and_grads_memory_does_not_grow_with_vocabulary_times_prompt(
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
   growth = temp_bytes(long) - temp_bytes(short)
-  # Logits of the longer prompt alone would add 7.9 MB.
+  # Logits of the longer prompt alone would add 14.7 MB, its attention adds less than 1 MB.
   assert growth < 0.1 * (long - short) * vocab * 4
 
 

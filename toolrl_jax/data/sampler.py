@@ -71,6 +71,7 @@ class PromptSampler:
     num_epochs: int = 1,
     max_steps: int = 0,
     seed: int = 0,
+    is_shuffled: bool = True,
     lengths: Sequence[int] | Int[np.ndarray, " D"] | None = None,
   ):
     """Starts before the first epoch.
@@ -85,6 +86,8 @@ class PromptSampler:
       num_epochs: Passes over the ids, at least 1.
       max_steps: Batches at which to stop early; 0 is no limit.
       seed: Of the order; epoch e is ordered by (seed, e) alone.
+      is_shuffled: False takes the ids in their order, for rows that are meant
+        to be learned in order; `lengths` then changes nothing.
       lengths: Prompt lengths in tokens; given, a batch holds prompts of
         similar length.
 
@@ -107,6 +110,7 @@ class PromptSampler:
     self._num_epochs = num_epochs
     self._max_steps = max_steps
     self._seed = seed
+    self._is_shuffled = is_shuffled
     self._settings = {
       "ids_sha256": _sha256("\0".join(ids).encode()),
       "lengths_sha256": _sha256(
@@ -117,6 +121,7 @@ class PromptSampler:
       "reentry": reentry,
       "probe_every_epochs": probe_every_epochs,
       "seed": seed,
+      "is_shuffled": is_shuffled,
     }
     self._step = 0
     self._epoch = -1
@@ -303,6 +308,8 @@ class PromptSampler:
     """Orders the active prompts of the current epoch by (seed, epoch) alone."""
     if self._epoch < 0:
       return np.zeros(0, np.int32)
+    if not self._is_shuffled:
+      return np.flatnonzero(self._is_active).astype(np.int32)
     rng = np.random.default_rng([self._seed, self._epoch])
     # All prompts are shuffled, then the left-out ones removed: the filter
     # does not change the order of the others.

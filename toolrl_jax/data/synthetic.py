@@ -30,11 +30,12 @@ _HELD_OUT_MODULUS = 6
 _NUM_TOOLS = (3, 3, 4, 4)
 
 # Faults of a demonstration, with their shares among the faulty ones.
+# Most leave the values right, so that copying is still learned from them.
 _FAULTS_ONE = (
-  ("wrong_value", 0.4),
-  ("missing_parameter", 0.25),
-  ("wrong_tool", 0.2),
-  ("extra_call", 0.15),
+  ("repeated_call", 0.4),
+  ("missing_parameter", 0.3),
+  ("wrong_value", 0.15),
+  ("wrong_tool", 0.15),
 )
 _FAULTS_TWO = (("missing_call", 0.9), ("wrong_value", 0.1))
 # Most demonstrations of two calls forget one: a habit that greedy decoding
@@ -193,7 +194,7 @@ def demonstrations(
   """Writes one target answer an example, some of them faulty.
 
   A fault drops one of two calls, gives a wrong value, leaves a parameter out,
-  calls another listed tool, or adds a call. Targets of requests that no tool
+  calls another listed tool, or calls twice. Targets of requests that no tool
   fits are always right, so that a warm start refuses where it should.
 
   Args:
@@ -266,8 +267,8 @@ def _faulty_calls(
     del calls[1 if rng.random() < 0.8 else 0]
   elif fault == "wrong_tool":
     calls[place] = _made_up_call(rng, example.tools, call.name)
-  elif fault == "extra_call":
-    calls.append(_made_up_call(rng, example.tools, call.name))
+  elif fault == "repeated_call":
+    calls.append(call)
   elif fault == "missing_parameter" and len(call.arguments) > 1:
     dropped = rng.choice(list(call.arguments))
     kept = {k: v for k, v in call.arguments.items() if k != dropped}

@@ -4,6 +4,10 @@ Three forms of the same softmax: a prompt over itself, the completions of a
 group over [prompt | own past], and one decoded token over [prompt | own past].
 Queries come already rotated and scaled by head_dim ** -0.5. Scores and their
 softmax are kept in float32 (or float64 where the inputs are).
+
+Heads stand in front of tokens in the products, and every product has one
+dimension of rows and sums over one: XLA's CPU backend copies whole factors
+transposed for other forms, in the gradient most of all.
 """
 
 import jax
@@ -53,29 +57,30 @@ def causal(
   Returns:
     Weighted values, in v's dtype.
   """
-  length, num_kv_heads = q.shape[1], k.shape[2]
+  batch, length, num_heads, head_dim = q.shape
+  num_kv_heads = k.shape[2]
   num_blocks = max(1, min(_MAX_BLOCKS, length // _MIN_BLOCK))
   bounds = [length * i // num_blocks for i in range(num_blocks + 1)]
-  # Heads in front of tokens, here and below: one product a head. Left behind,
-  # XLA's CPU backend makes the products of the gradient several times slower.
   heads_q = jnp.einsum("bqnjd->bnjqd", _group_heads(q, num_kv_heads))
   heads_k, heads_v = k.swapaxes(1, 2), v.swapaxes(1, 2)
   outputs = []
   for start, end in zip(bounds[:-1], bounds[1:]):
+    block = heads_q[:, :, :, start:end]
     scores = jnp.einsum(
-      "bnjqd,bnpd->bnjqp",
-      heads_q[:, :, :, start:end],
+      "bnqd,bnpd->bnqp",
+      block.reshape(batch, num_kv_heads, -1, head_dim),
       heads_k[:, :, :end],
       preferred_element_type=_score_dtype(q),
     )
-    is_seen = jnp.arange(start, end)[:, None] >= jnp.arange(end)
-    scores = jnp.where(is_seen, scores, _MASKED)
+    place = jnp.tile(jnp.arange(start, end), num_heads // num_kv_heads)
+    scores = jnp.where(place[:, None] >= jnp.arange(end), scores, _MASKED)
     weights = jnp.exp(scores - _peak(scores))
     out = jnp.einsum(
-      "bnjqp,bnpd->bnjqd", weights.astype(v.dtype), heads_v[:, :, :end]
+      "bnqp,bnpd->bnqd", weights.astype(v.dtype), heads_v[:, :, :end]
     )
     # Divided after the product: head_dim numbers a row instead of `end`.
-    outputs.append(out / weights.sum(-1, keepdims=True).astype(out.dtype))
+    out = out / weights.sum(-1, keepdims=True).astype(out.dtype)
+    outputs.append(out.reshape(block.shape))
   out = jnp.concatenate(outputs, axis=3)
   return jnp.einsum("bnjqd->bqnjd", out).reshape(q.shape)
 
@@ -104,33 +109,46 @@ def completions(
   Returns:
     Weighted values, in v's dtype.
   """
+  batch, _, size, _, head_dim = q.shape
+  num_kv_heads = k.shape[3]
   dtype = _score_dtype(q)
-  heads_q = jnp.einsum("bstnjd->bnsjtd", _group_heads(q, k.shape[3]))
+  heads_q = jnp.einsum("bstnjd->bnsjtd", _group_heads(q, num_kv_heads))
+  # A row is one query of one head; those of one completion stand together.
+  by_completion = (*heads_q.shape[:3], -1)
+  by_prompt = (batch, num_kv_heads, -1)
   heads_k, heads_v = (jnp.moveaxis(x, 3, 1) for x in (k, v))
   to_prompt = jnp.einsum(
-    "bnsjtd,bnpd->bnsjtp",
-    heads_q,
+    "bnqd,bnpd->bnqp",
+    heads_q.reshape(*by_prompt, head_dim),
     prompt_k.swapaxes(1, 2),
     preferred_element_type=dtype,
   )
   to_own = jnp.einsum(
-    "bnsjtd,bnsud->bnsjtu", heads_q, heads_k, preferred_element_type=dtype
+    "bnsqd,bnsud->bnsqu",
+    heads_q.reshape(*by_completion, head_dim),
+    heads_k,
+    preferred_element_type=dtype,
   )
   is_prompt = jnp.arange(prompt_k.shape[1]) < prompt_length[:, None]
-  to_prompt = jnp.where(
-    is_prompt[:, None, None, None, None, :], to_prompt, _MASKED
-  )
-  steps = jnp.arange(q.shape[2])
-  to_own = jnp.where(steps[:, None] >= steps, to_own, _MASKED)
+  to_prompt = jnp.where(is_prompt[:, None, None], to_prompt, _MASKED)
+  steps = jnp.arange(size)
+  step = jnp.tile(steps, q.shape[3] // num_kv_heads)
+  to_own = jnp.where(step[:, None] >= steps, to_own, _MASKED)
+  to_own = to_own.reshape(*by_prompt, size)
   # One softmax over both parts without joining them in memory.
   peak = jnp.maximum(_peak(to_prompt), _peak(to_own))
   prompt_exp = jnp.exp(to_prompt - peak)
   own_exp = jnp.exp(to_own - peak)
   total = prompt_exp.sum(-1, keepdims=True) + own_exp.sum(-1, keepdims=True)
-  out = jnp.einsum(
-    "bnsjtp,bnpd->bnsjtd", prompt_exp.astype(v.dtype), prompt_v.swapaxes(1, 2)
-  ) + jnp.einsum("bnsjtu,bnsud->bnsjtd", own_exp.astype(v.dtype), heads_v)
-  out = out / total.astype(out.dtype)
+  from_own = jnp.einsum(
+    "bnsqu,bnsud->bnsqd",
+    own_exp.astype(v.dtype).reshape(*by_completion, size),
+    heads_v,
+  )
+  out = from_own.reshape(*by_prompt, head_dim) + jnp.einsum(
+    "bnqp,bnpd->bnqd", prompt_exp.astype(v.dtype), prompt_v.swapaxes(1, 2)
+  )
+  out = (out / total.astype(out.dtype)).reshape(heads_q.shape)
   return jnp.einsum("bnsjtd->bstnjd", out).reshape(q.shape)
 
 

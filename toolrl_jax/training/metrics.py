@@ -180,7 +180,9 @@ class MetricWriter:
       )
     self._progress.start(max(step, 0))
 
-  def write(self, step: int, metrics: Mapping[str, float | np.generic]) -> None:
+  def write(
+    self, step: int, metrics: Mapping[str, float | int | np.generic]
+  ) -> None:
     """Writes one step's metrics.
 
     Args:
@@ -252,7 +254,7 @@ class Progress:
     if sys.stderr.isatty():
       self._bar = tqdm.tqdm(total=self._total, initial=step, unit="step")
 
-  def show(self, step: int, metrics: Mapping[str, float]) -> None:
+  def show(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Shows a step that has ended."""
     shown = {
       label: f"{metrics[name]:.3g}"

@@ -140,6 +140,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Groups with equal rewards: "drop" (out of the divisor) | "keep" (advantage
   # 0, still counted by the divisor).
   selection.zero_variance = "keep"
+  # Control experiment: permutes the rewards inside each group, so that they
+  # say nothing of the rollouts.
+  selection.shuffle_rewards = False
 
   # ----- advantage -----
   config.advantage = advantage = ml_collections.ConfigDict()

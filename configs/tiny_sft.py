@@ -18,15 +18,17 @@ def get_config():
   config.model.tokenizer = "bundled:tiny"
   config.model.compute_dtype = "float32"
   config.model.remat = "none"
-  # Most targets with calls are faulty on purpose, see data/synthetic.py: the
-  # model learns form, copying and when to refuse, and keeps room to improve.
+  # Right targets first, partly faulty ones at the end (data/synthetic.py), so
+  # the order matters: the model learns form, copying and when to refuse, and
+  # keeps room to improve.
   config.data.train_path = "synthetic:48000"
   config.data.eval_path = "synthetic:512"
-  config.data.max_prompt_tokens = 192
-  config.data.prompt_buckets = (128, 160, 192)
+  config.data.max_prompt_tokens = 160
+  config.data.prompt_buckets = (144, 160)
   config.prompt.template = "native"
   config.sampler.prompts_per_step = 16
   config.sampler.num_epochs = 1
+  config.sampler.shuffle = False
   config.rollout.max_completion_tokens = 56
   config.rollout.completion_buckets = (56,)
   config.reward.no_call = "match"

@@ -356,6 +356,18 @@ def padded_reward(
   return pad(scored.total), pad(scored.success)
 
 
+def shuffled_in_groups(
+  reward: np.ndarray, success: np.ndarray, key: jax.Array
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns both with the rollouts of each group permuted alike, [B, G]."""
+  order = jax.random.permutation(
+    key, np.tile(np.arange(reward.shape[1]), (len(reward), 1)), axis=1,
+    independent=True,
+  )  # fmt: skip
+  take = lambda x: np.take_along_axis(x, np.asarray(order), axis=1)
+  return take(reward), take(success)
+
+
 def reference_kl(
   updates: update.UpdateFns,
   reference_params: decoder.Params,
@@ -384,7 +396,7 @@ def step_key(
   config: ml_collections.ConfigDict, step: int, purpose: str
 ) -> jax.Array:
   """Returns the key of one purpose in one step; it depends on nothing else."""
-  purposes = ("selection", "minibatches")
+  purposes = ("selection", "minibatches", "shuffle")
   key = jax.random.fold_in(jax.random.key(config.seed), step)
   return jax.random.fold_in(key, purposes.index(purpose))
 

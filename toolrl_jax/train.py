@@ -274,6 +274,10 @@ def train_grpo(
         reward -= config.loss.kl_coef * parts.reference_kl(
           run.updates, run.reference, prompts, rollouts
         )
+      if config.selection.shuffle_rewards:
+        reward, success = parts.shuffled_in_groups(
+          reward, success, parts.step_key(config, step, "shuffle")
+        )
       kept = groups.keep_and_weigh(
         reward,
         success,

@@ -43,19 +43,24 @@ class IdTokenizer:
     self._vocab_size = vocab_size
 
   def encode(self, text, **_):
+    """Returns the ids that a text names."""
     return [int(word) for word in text.split()]
 
   def decode(self, ids, **_):
+    """Returns the text that names ids."""
     return " ".join(str(int(i)) for i in ids)
 
   def bos_id(self):
+    """Returns the id in front of every prompt."""
     return 1
 
   def eos_id(self):
+    """Returns the id that ends a completion."""
     # Outside the vocabulary: every completion has its full length.
     return self._vocab_size
 
   def pad_id(self):
+    """Returns the id that fills up."""
     return 0
 
 

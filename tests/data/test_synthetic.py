@@ -126,9 +126,11 @@ def _calls(text):
 
 def test_demonstrations_have_the_stated_faults_and_none_on_no_tool_rows():
   examples = synthetic.generate(4000, split="sft", seed=0)
-  targets = synthetic.demonstrations(examples, seed=0)
-  assert targets == synthetic.demonstrations(examples, seed=0)
-  assert targets != synthetic.demonstrations(examples, seed=1)
+  targets = synthetic.demonstrations(examples, seed=0, clean_frac=0.0)
+  again = synthetic.demonstrations(examples, seed=0, clean_frac=0.0)
+  other = synthetic.demonstrations(examples, seed=1, clean_frac=0.0)
+  assert targets == again
+  assert targets != other
   is_faulty = collections.defaultdict(list)
   num_forgotten = 0
   for example, target in zip(examples, targets, strict=True):
@@ -144,6 +146,18 @@ def test_demonstrations_have_the_stated_faults_and_none_on_no_tool_rows():
   assert share["two"] == pytest.approx(0.75, abs=0.04)
   # 0.75 * 0.9 of the requests for two calls lose one.
   assert num_forgotten / len(is_faulty["two"]) == pytest.approx(0.675, abs=0.05)
+
+
+def test_demonstrations_begin_with_right_ones():
+  examples = synthetic.generate(400, split="sft", seed=0)
+  right = [synthetic.render(e.gold.calls) for e in examples]
+  targets = synthetic.demonstrations(examples, seed=0, clean_frac=0.75)
+  assert targets[:300] == right[:300]
+  num_faulty = sum(
+    a != b for a, b in zip(targets[300:], right[300:], strict=True)
+  )
+  # 100 * (0.55 * 0.6 + 0.25 * 0.75) = 51.75 are expected.
+  assert 35 < num_faulty < 70
 
 
 def test_demonstrations_without_faults_are_the_gold():

@@ -73,7 +73,7 @@ def test_tokenizer_reads_the_same_through_the_class_of_the_architecture(
 def test_tokenizer_spells_every_value_in_one_token(tokenizer):
   for vocabulary in synthetic_words.VOCABULARIES:
     for value in vocabulary:
-      text = f'":"{value}"}}}}' if isinstance(value, str) else f'":{value}}}}}'
+      text = f'":"{value}","' if isinstance(value, str) else f'":{value},"'
       assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) == 3
       # A digit never takes the blank along.
       num_tokens = 2 if isinstance(value, int) else 1

@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 
@@ -378,3 +379,26 @@ def test_start_refuses_an_unknown_server(rolling):
     collect.start(rolling.engine(), "grpc"),
   ):
     pass
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_rollout_serves_sharded_parameters(rolling, batch, plain, params, name):
+  mesh = jax.make_mesh(
+    (2,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  spec = jax.sharding.PartitionSpec
+
+  def shard(leaf):
+    last = "tensor" if leaf.ndim == 3 and leaf.shape[-1] % 2 == 0 else None
+    axes = (*[None] * (leaf.ndim - 1), last)
+    return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec(*axes)))
+
+  settings = {"params": jax.tree.map(shard, params)}
+  rollouts, stats = rolling.rollout(batch, name, settings=settings)
+  assert stats.num_prefills == 5
+  base = plain[0]
+  is_equal = (rollouts.completion_ids == base.completion_ids).all(-1)
+  assert (~is_equal).sum() <= 1
+  np.testing.assert_allclose(
+    rollouts.logprobs[is_equal], base.logprobs[is_equal], atol=1e-5
+  )

@@ -57,10 +57,16 @@ def tiny_config():
 @pytest.fixture(scope="session")
 def tiny_params(tiny_config):
   """Its parameters on the host, safe from donation."""
-  # Traced here, in float32: the decoder keeps its graph for the session.
-  decoder.param_shapes(tiny_config)
-  params = decoder.init_params(tiny_config, jax.random.key(0))
-  return jax.tree.map(np.array, params)
+  rng = np.random.default_rng(0)
+
+  def draw(path, shape):
+    if path[-1].key == "scale":
+      return np.ones(shape.shape, np.float32)
+    return rng.normal(0, 0.25, shape.shape).astype(np.float32)
+
+  # Also traces the decoder's graph, which it keeps, in float32.
+  shapes = decoder.param_shapes(tiny_config)
+  return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 @pytest.fixture(scope="session")

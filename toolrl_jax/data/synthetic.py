@@ -29,8 +29,10 @@ NEAR_FRAC = 0.3
 _HELD_OUT_MODULUS = 6
 _NUM_TOOLS = (3, 3, 4, 4)
 
-# Faults of a demonstration, with their shares among the faulty ones.
-# Most leave the values right, so that copying is still learned from them.
+# Share of the demonstrations, from the first, that are all right.
+CLEAN_FRAC = 0.8
+# Faults, with their shares among the faulty demonstrations; most leave the
+# values right.
 _FAULTS_ONE = (
   ("repeated_call", 0.4),
   ("missing_parameter", 0.3),
@@ -188,20 +190,26 @@ def demonstrations(
   examples: Sequence[types.Example],
   *,
   seed: int,
+  clean_frac: float = CLEAN_FRAC,
   fault_frac_one: float = FAULT_FRAC_ONE,
   fault_frac_two: float = FAULT_FRAC_TWO,
 ) -> list[str]:
-  """Writes one target answer an example, some of them faulty.
+  """Writes one target answer an example, first right ones, then faulty ones.
 
-  A fault drops one of two calls, gives a wrong value, leaves a parameter out,
-  calls another listed tool, or calls twice. Targets of requests that no tool
-  fits are always right, so that a warm start refuses where it should.
+  Copying is learned from right targets; the faulty ones at the end make the
+  warm start a noisy model with room to improve, so the rows are meant to be
+  read in order. A fault drops one of two calls, gives a wrong value, leaves a
+  parameter out, calls another listed tool, or calls twice. Targets of requests
+  that no tool fits are always right, so that a warm start refuses where it
+  should.
 
   Args:
     examples: Generated examples.
-    seed: Of the choice of faults; target i depends on (seed, id of example i).
-    fault_frac_one: Share of faulty targets among examples with one call, in
-      [0, 1].
+    seed: Of the choice of faults; target i depends on (seed, id of example i)
+      and on whether i is beyond the clean rows.
+    clean_frac: Share of the rows, from the first, without any fault, in [0, 1].
+    fault_frac_one: Share of faulty targets among the later examples with one
+      call, in [0, 1].
     fault_frac_two: The same for two calls.
 
   Returns:
@@ -211,17 +219,18 @@ def demonstrations(
     ValueError: A share is outside [0, 1].
   """
   shares = {"none": 0.0, "one": fault_frac_one, "two": fault_frac_two}
-  for share in shares.values():
+  for share in (clean_frac, *shares.values()):
     if not 0.0 <= share <= 1.0:
       raise ValueError(
-        f"fault_frac_one and fault_frac_two must be in [0, 1], got {share};"
-        " give a share."
+        "clean_frac, fault_frac_one and fault_frac_two must be in [0, 1], got"
+        f" {share}; give a share."
       )
+  num_clean = round(clean_frac * len(examples))
   targets = []
-  for example in examples:
+  for position, example in enumerate(examples):
     calls = list(example.gold.calls)
     rng = random.Random(f"fault/{seed}/{example.id}")
-    if rng.random() < shares[kind(example)]:
+    if position >= num_clean and rng.random() < shares[kind(example)]:
       calls = _faulty_calls(rng, example)
     targets.append(render(calls))
   return targets

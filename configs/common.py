@@ -74,6 +74,9 @@ def get_config() -> ml_collections.ConfigDict:
   sampler.max_steps = 0
   # False takes the rows in the order of the file in every epoch.
   sampler.shuffle = True
+  # A step takes prompts of similar length: less padding, but lengths that go
+  # with kinds of rows make a step one-sided. False mixes all lengths.
+  sampler.group_lengths = True
   # Streak filter k: a prompt solved in its last k visits is left out. 0: off.
   sampler.streak = 0
   # How a left-out prompt returns: "skip_epoch" | "permanent" | "probe".

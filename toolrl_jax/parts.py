@@ -478,7 +478,9 @@ def sampler(
       max_steps=section.max_steps,
       seed=config.seed,
       is_shuffled=section.shuffle,
-      lengths=[len(ids) for ids in rows.prompt_ids],
+      lengths=(
+        [len(ids) for ids in rows.prompt_ids] if section.group_lengths else None
+      ),
     )
   except ValueError as error:
     raise configuration.UsageError(str(error)) from error

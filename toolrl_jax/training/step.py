@@ -124,8 +124,9 @@ def score_batch(
   Returns:
     Log-probabilities and, when `options.has_entropy`, entropies, in nats.
   """
-  prompt_ids, prompt_length = batch.prompt_ids, batch.prompt_length
-  completion_ids = batch.completion_ids
+  arrays = jax.tree.map(jnp.asarray, batch)
+  prompt_ids, prompt_length = arrays.prompt_ids, arrays.prompt_length
+  completion_ids = arrays.completion_ids
   num_groups, num_kept, size = completion_ids.shape
   if options.layout == "repeated":
     prompt_ids = jnp.repeat(prompt_ids, num_kept, axis=0)
@@ -143,7 +144,7 @@ def score_batch(
   return logprobs_kernel.token_logprobs(
     hidden.reshape(num_groups, num_kept, size, -1),
     decoder.head_table(params),
-    batch.completion_ids,
+    arrays.completion_ids,
     temperature=options.temperature,
     chunk_tokens=options.chunk_tokens * num_shards,
     has_entropy=options.has_entropy or options.entropy_coef != 0.0,
@@ -157,20 +158,21 @@ def batch_loss(
   options: UpdateOptions,
 ) -> loss_kernel.LossParts:
   """Applies the objective's kernel to a batch."""
+  arrays = jax.tree.map(jnp.asarray, batch)
   if options.objective == "sft":
     return loss_kernel.supervised_loss(
-      logprobs, entropy, batch.completion_mask, batch.weight
+      logprobs, entropy, arrays.completion_mask, arrays.weight
     )
   is_own = options.is_own_old
   return loss_kernel.policy_loss(
     logprobs,
-    jax.lax.stop_gradient(logprobs) if is_own else batch.old_logprobs,
-    batch.rollout_logprobs,
-    batch.reference_logprobs,
+    jax.lax.stop_gradient(logprobs) if is_own else arrays.old_logprobs,
+    arrays.rollout_logprobs,
+    arrays.reference_logprobs,
     entropy,
-    batch.advantage,
-    batch.completion_mask,
-    batch.weight,
+    arrays.advantage,
+    arrays.completion_mask,
+    arrays.weight,
     clip_low=options.clip_low,
     clip_high=options.clip_high,
     kl_coef=options.kl_coef,

@@ -120,15 +120,16 @@ def _summarise(history: Sequence[Metrics]) -> Metrics:
   """Joins the metrics of several updates."""
   summary = {}
   for name in history[0]:
-    values = [metrics[name] for metrics in history]
-    join = np.mean
+    values = np.array([metrics[name] for metrics in history])
     if name.endswith("tokens"):
-      join = np.sum
+      joined = values.sum()
     elif name.endswith("_max"):
-      join = np.max
+      joined = values.max()
     elif name == "update/is_finite":
-      join = np.min
-    summary[name] = float(join(values))
+      joined = values.min()
+    else:
+      joined = values.mean()
+    summary[name] = float(joined)
   return summary
 
 
@@ -167,16 +168,19 @@ def make_update_fns(
       or it lacks its mesh.
   """
   step_lib.check_options(options)
-  choices = {"config": config, "options": options}
-  step = functools.partial(step_lib.take_step, optimizer=optimizer, **choices)
-  score = functools.partial(step_lib.masked_logprobs, **choices)
+  step: Callable = functools.partial(
+    step_lib.take_step, optimizer=optimizer, config=config, options=options
+  )
+  score: Callable = functools.partial(
+    step_lib.masked_logprobs, config=config, options=options
+  )
   if strategy == "pmap":
     devices = jax.local_devices() if devices is None else list(devices)
     mesh = Mesh(np.asarray(devices), (_REPLICAS,))
     whole = NamedSharding(mesh, PartitionSpec())
     params = jax.tree.map(lambda _: whole, decoder.param_shapes(config))
     shardings = state_shardings(optimizer, params, whole)
-    to_devices = functools.partial(_stacked, num_devices=len(devices))
+    to_devices: Callable = functools.partial(_stacked, num_devices=len(devices))
     step, score = _pmapped(step, score, devices)
   elif strategy == "sharded" and mesh is not None:
     params = sharding.param_shardings(config, mesh)
@@ -198,7 +202,11 @@ def _pmapped(
   step: Callable, score: Callable, devices: Sequence[jax.Device]
 ) -> tuple[Callable, Callable]:
   """Compiles for replicated parameters."""
-  common = {"axis_name": _REPLICAS, "in_axes": (None, 0), "devices": devices}
+  common: dict[str, Any] = {
+    "axis_name": _REPLICAS,
+    "in_axes": (None, 0),
+    "devices": devices,
+  }
   # The state has no replica axis, so a checkpoint of it fits any strategy.
   step = jax.pmap(
     functools.partial(step, axis_name=_REPLICAS),
@@ -306,7 +314,7 @@ def _stacked(batch: UpdateBatch, num_devices: int) -> UpdateBatch:
 def state_shardings(
   optimizer: optax.GradientTransformation,
   param_shardings: Any,
-  whole: NamedSharding,
+  whole: Any,
 ) -> TrainState:
   """Returns the sharding of each leaf of a state; moments lie as parameters.
 

@@ -126,7 +126,9 @@ def load(
     )
   if not path.is_file():
     raise UsageError(f"--config names a file; there is no file {path}.")
-  config_flags.DEFINE_config_file("config", None, "", flag_values=values)
+  config_flags.DEFINE_config_file(
+    "config", None, "", flag_values=values, sys_argv=list(argv)
+  )
   flags.DEFINE_string("workdir", None, "", flag_values=values)
   _check_overrides(argv, path)
   try:
@@ -239,7 +241,9 @@ def _config_path(argv: Sequence[str]) -> pathlib.Path | None:
 def _check_overrides(argv: Sequence[str], path: pathlib.Path) -> None:
   """Names the nearest field for an override that no field matches."""
   reader = flags.FlagValues()
-  config_flags.DEFINE_config_file("config", None, "", flag_values=reader)
+  config_flags.DEFINE_config_file(
+    "config", None, "", flag_values=reader, sys_argv=[]
+  )
   try:
     reader([argv[0], f"--config={path}"])
     names = set(_names(reader["config"].value))

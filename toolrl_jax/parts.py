@@ -19,7 +19,7 @@ import transformers
 from absl import logging
 
 from toolrl_jax import configuration, scoring, types
-from toolrl_jax.data import dataset, preflight, prompt
+from toolrl_jax.data import dataset, preflight, prompt, synthetic
 from toolrl_jax.data import sampler as sampler_lib
 from toolrl_jax.evaluation import heldout
 from toolrl_jax.kernels import loss as loss_kernel
@@ -127,7 +127,7 @@ def rows(
   path: str,
   policy: Policy,
   *,
-  split: str,
+  split: synthetic.Split,
   limit: int = 0,
 ) -> Rows:
   """Reads one split and encodes its prompts.
@@ -188,7 +188,7 @@ def rows(
 
 def train_rows(config: ml_collections.ConfigDict, policy: Policy) -> Rows:
   """Returns the training rows; generated ones are demonstrations for SFT."""
-  split = "sft" if config.algorithm == "sft" else "train"
+  split: synthetic.Split = "sft" if config.algorithm == "sft" else "train"
   return rows(config, config.data.train_path, policy, split=split)
 
 
@@ -387,7 +387,9 @@ def reference_kl(
   )
   return np.asarray(
     loss_kernel.kl_in_reward(
-      rollouts.logprobs, reference_logprobs, rollouts.completion_mask
+      jnp.asarray(rollouts.logprobs),
+      jnp.asarray(reference_logprobs),
+      jnp.asarray(rollouts.completion_mask),
     )
   )
 

@@ -189,14 +189,18 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     keep_last=config.checkpoint.keep_last,
     keep_best=config.checkpoint.keep_best,
   )
-  progress = Progress(0, updates.init(policy.params), {})
-  policy = policy._replace(params=None)  # They belong to the state now.
-  restored = checkpoints.restore_latest(progress.state)
-  if restored is not None:
+  try:
+    restored = checkpoints.restore_latest(updates.template(policy.params))
+  except ValueError as error:
+    raise configuration.UsageError(str(error)) from error
+  if restored is None:
+    progress = Progress(0, updates.init(policy.params), {})
+  else:
     step, state, host = restored
     progress = Progress(step, updates.place(state), host)
     parts.restore_order(order, host["sampler"])
     logging.info("resumed from the checkpoint of step %d", step)
+  policy = policy._replace(params=None)  # They belong to the state now.
 
   writer = metrics.MetricWriter(
     workdir, total_steps=total_steps, tensorboard=config.logging.tensorboard
@@ -457,16 +461,14 @@ def _finish(run: Run, progress: Progress) -> None:
     )
     logging.info("exported to %s", run.workdir / "export")
   before, after = progress.host["before"], progress.host["after"]
-  summary = {
-    "steps": progress.step,
-    "heldout": {
-      name: {"before": before.get(name), "after": value}
-      for name, value in after.items()
-      if name != "heldout/secs"
-    },
+  scores = {
+    name: {"before": before.get(name), "after": value}
+    for name, value in after.items()
+    if name != "heldout/secs"
   }
+  summary = {"steps": progress.step, "heldout": scores}
   (run.workdir / "summary.json").write_text(json.dumps(summary, indent=2))
-  logging.info("finished\n%s", step_metrics.summary_table(summary["heldout"]))
+  logging.info("finished\n%s", step_metrics.summary_table(scores))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from toolrl_jax import scoring, types
+from toolrl_jax.rollout import ledger
 from toolrl_jax.training import groups, step_metrics
 
 pytestmark = pytest.mark.quick
@@ -52,11 +53,14 @@ def test_rollout_metrics_leaves_masked_groups_out():
     np.array([7, 1], np.int32),
     np.array([True, False]),
   )
-  row = step_metrics.rollout_metrics(rollouts, prompts)
+  row = step_metrics.rollout_metrics(
+    rollouts, prompts, ledger.RolloutStats(num_prefills=1)
+  )
   assert row["rollout/tokens"] == 3
   assert row["rollout/length_tokens"] == 3
   assert row["rollout/prompt_tokens"] == 7
   assert row["rollout/cut_frac"] == 1
+  assert row["rollout/prefills"] == 1
 
 
 def test_collapse_watch_warns_when_it_starts():

@@ -120,8 +120,8 @@ def policy_loss(
     averages["reference_kl_nats"] = reference_kl
   if entropy is not None:
     averages["entropy_nats"] = entropy
-  if entropy_coef:
-    loss = loss - entropy_coef * entropy
+    if entropy_coef:
+      loss = loss - entropy_coef * entropy
   loss_sum, divisor = aggregate(
     loss, completion_mask, weight, aggregation=aggregation,
     max_tokens=max_tokens,

@@ -200,7 +200,11 @@ def _graph(config: DecoderConfig):
 
 def param_shapes(config: DecoderConfig) -> Params:
   """Returns the parameter pytree as float32 `jax.ShapeDtypeStruct`s."""
-  return nnx.to_pure_dict(_graph(config)[0][1])
+  # Whatever precision was on when the graph was first traced.
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32),
+    nnx.to_pure_dict(_graph(config)[0][1]),
+  )
 
 
 def init_params(

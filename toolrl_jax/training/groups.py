@@ -54,10 +54,10 @@ class KeptGroups(NamedTuple):
     is_zero_variance: Whether all G rewards are equal, bool [B].
   """
 
-  indices: Int[Array, "B S"]
-  advantage: Float[Array, "B S"]
-  weight: Float[Array, "B S"]
-  is_zero_variance: Bool[Array, " B"]
+  indices: Int[Array | np.ndarray, "B S"]
+  advantage: Float[Array | np.ndarray, "B S"]
+  weight: Float[Array | np.ndarray, "B S"]
+  is_zero_variance: Bool[Array | np.ndarray, " B"]
 
 
 @functools.partial(jax.jit, static_argnames="options")
@@ -81,9 +81,11 @@ def keep_and_weigh(
   Returns:
     The kept rollouts.
   """
-  group = functools.partial(_group, options=options)
-  return jax.vmap(group)(
-    reward, success, is_real, jax.random.split(key, reward.shape[0])
+  return jax.vmap(functools.partial(_group, options=options))(
+    jnp.asarray(reward),
+    jnp.asarray(success),
+    jnp.asarray(is_real),
+    jax.random.split(key, reward.shape[0]),
   )
 
 

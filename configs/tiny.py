@@ -23,6 +23,7 @@ def get_config():
   config.prompt.template = "native"
   config.sampler.prompts_per_step = 16
   config.sampler.num_epochs = 1
+  config.sampler.group_lengths = False
   config.rollout.group_size = 8
   config.rollout.max_completion_tokens = 56
   config.rollout.completion_buckets = (56,)

@@ -34,8 +34,7 @@ def get_config():
   config.reward.no_call = "match"
   config.optimizer.learning_rate = 3e-3
   config.optimizer.warmup_steps = 50
-  config.optimizer.schedule = "cosine"
-  config.optimizer.final_scale = 0.05
+  config.optimizer.schedule = "linear"
   config.optimizer.b2 = 0.98
   config.optimizer.weight_decay = 0.01
   config.mesh.strategy = "pmap"

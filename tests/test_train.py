@@ -135,7 +135,8 @@ def test_run_leaves_a_whole_workdir(whole):
   assert rows[1]["step/compilations"] >= 3
   assert sum(row["step/compilations"] for row in rows[3:]) <= 3
   samples = (whole / "samples.jsonl").read_text().splitlines()
-  assert len(samples) == 2 * _NUM_STEPS
+  # Two a step, one where the last batch of an epoch holds one prompt.
+  assert 2 * _NUM_STEPS - 2 <= len(samples) <= 2 * _NUM_STEPS
   assert {"completion", "gold", "total", "success"} <= json.loads(
     samples[0]
   ).keys()

@@ -30,7 +30,7 @@ _HELD_OUT_MODULUS = 6
 _NUM_TOOLS = (3, 3, 4, 4)
 
 # Share of the demonstrations, from the first, that are all right.
-CLEAN_FRAC = 0.8
+CLEAN_FRAC = 0.85
 # Faults, with their shares among the faulty demonstrations; most leave the
 # values right.
 _FAULTS_ONE = (
@@ -42,7 +42,7 @@ _FAULTS_ONE = (
 _FAULTS_TWO = (("missing_call", 0.9), ("wrong_value", 0.1))
 # Most demonstrations of two calls forget one: a habit that greedy decoding
 # follows and that rewards can break.
-FAULT_FRAC_ONE = 0.6
+FAULT_FRAC_ONE = 0.7
 FAULT_FRAC_TWO = 0.75
 
 

@@ -4,8 +4,9 @@
 
 The two serve the same requests alternately in one process, so that a drift of
 the machine meets both. The last line is a JSON object: tokens per second of
-each (medians), `driver_over_inline` (median of the paired ratios), and
-milliseconds of a decode iteration and of a prefill by themselves.
+each (medians), `driver_over_inline` (median of the paired ratios, by the clock
+and by CPU seconds, which other processes disturb less), and milliseconds of a
+decode iteration and of a prefill by themselves.
 
 The default setting is that of the peers' comparison: a random Qwen2 of 4
 layers, width 256, vocabulary 8192, prompts of 1024 tokens, 64 new tokens,
@@ -75,9 +76,9 @@ def make_engine(args, config, params) -> engine_lib.RolloutEngine:
   )
 
 
-def time_rollouts(args, config, params, prompts) -> dict[str, list[float]]:
-  """Returns seconds of each repeat of the driver and of the plain loop."""
-  secs: dict[str, list[float]] = {"jetstream": [], "inline": []}
+def time_rollouts(args, config, params, prompts) -> dict[str, list]:
+  """Returns (seconds, CPU seconds) of each repeat, of driver and plain loop."""
+  secs: dict[str, list] = {"jetstream": [], "inline": []}
   with (
     collect.start(make_engine(args, config, params), "jetstream") as driver,
     collect.start(make_engine(args, config, params), "inline") as loop,
@@ -85,7 +86,7 @@ def time_rollouts(args, config, params, prompts) -> dict[str, list[float]]:
     for repeat in range(args.repeats + 1):
       pair = [("jetstream", driver), ("inline", loop)]
       for name, server in pair if repeat % 2 else pair[::-1]:
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         server.rollout(
           prompts,
           group_size=args.group_size,
@@ -93,7 +94,9 @@ def time_rollouts(args, config, params, prompts) -> dict[str, list[float]]:
           completion_buckets=(args.response_len,),
           step=repeat,
         )
-        secs[name].append(time.perf_counter() - start)
+        secs[name].append(
+          (time.perf_counter() - start, time.process_time() - cpu_start)
+        )
   # The first one compiles.
   return {name: values[1:] for name, values in secs.items()}
 
@@ -157,12 +160,14 @@ def main() -> None:
   )
   times = time_programs(args, config, params, prompts[0])
   secs = time_rollouts(args, config, params, prompts.tolist())
-  ratios = [
-    inline / driver for driver, inline in zip(secs["jetstream"], secs["inline"])
-  ]
+  pairs = list(zip(secs["jetstream"], secs["inline"]))
+  ratio, cpu_ratio = (
+    statistics.median(inline[clock] / driver[clock] for driver, inline in pairs)
+    for clock in (0, 1)
+  )
   num_tokens = args.prompts * args.group_size * args.response_len
   per_sec = {
-    name: num_tokens / statistics.median(values)
+    name: num_tokens / statistics.median(clock for clock, _ in values)
     for name, values in secs.items()
   }
   setting = {
@@ -175,7 +180,8 @@ def main() -> None:
         **setting,
         "driver_tokens_per_sec": round(per_sec["jetstream"], 1),
         "inline_tokens_per_sec": round(per_sec["inline"], 1),
-        "driver_over_inline": round(statistics.median(ratios), 3),
+        "driver_over_inline": round(ratio, 3),
+        "driver_over_inline_cpu": round(cpu_ratio, 3),
         **times,
       }
     )

@@ -62,14 +62,7 @@ def test_step_time_names_why_the_peer_cannot_be_installed(root_dir, tmp_path):
   assert not (tmp_path / ".peers" / "tunix" / "installed.txt").exists()
 
 
-@pytest.mark.parametrize(
-  ("flag", "reason"),
-  [
-    ("--core=999", "--core must be one of"),
-    ("--steps=0", "steps, lengths and group_size must be at least 1"),
-  ],
-)
-def test_step_time_refuses_what_it_cannot_run(root_dir, flag, reason):
-  done = _step_time(root_dir, flag)
+def test_step_time_refuses_a_core_it_may_not_use(root_dir):
+  done = _step_time(root_dir, "--core=999")
   assert done.returncode == 2
-  assert reason in done.stderr.splitlines()[-1]
+  assert "--core must be one of" in done.stderr.splitlines()[-1]

@@ -20,7 +20,7 @@ import time
 _COLUMNS = (
   ("sampled", "heldout/exact_sampled_frac"),
   ("greedy", "heldout/exact_greedy_frac"),
-  ("refusals sampled", "heldout/refusal_sampled_frac"),
+  ("refusals sampled", "heldout/refusal_frac"),
   ("refusals greedy", "heldout/refusal_greedy_frac"),
 )
 

@@ -26,7 +26,7 @@ from toolrl_jax.kernels import loss as loss_kernel
 from toolrl_jax.model import decoder, presets, sharding, tokenizer, weights
 from toolrl_jax.parsing import tool_calls
 from toolrl_jax.rollout import engine
-from toolrl_jax.training import batches, groups, state, update
+from toolrl_jax.training import batches, groups, profile, state, update
 
 # Rejected rows named in the log; all of them stand in rejected.jsonl.
 _NUM_LOGGED = 5
@@ -486,6 +486,21 @@ def sampler(
     )
   except ValueError as error:
     raise configuration.UsageError(str(error)) from error
+
+
+def profiler(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> profile.StepProfiler:
+  """Returns the profiler of the steps that the configuration names.
+
+  Raises:
+    UsageError: The field is not "a:b".
+  """
+  try:
+    steps = profile.parse_steps(config.logging.profile_steps)
+  except ValueError as error:
+    raise configuration.UsageError(str(error)) from error
+  return profile.StepProfiler(steps, workdir / "profile")
 
 
 def restore_order(

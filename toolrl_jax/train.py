@@ -31,6 +31,7 @@ from toolrl_jax.training import (
   checkpoint,
   groups,
   metrics,
+  profile,
   sft,
   step_metrics,
   update,
@@ -66,6 +67,7 @@ class Run(NamedTuple):
     reference: Parameters of the reference policy when a KL is on, else None.
     writer: Metrics, samples and progress.
     compilations: Programs compiled since it was last asked.
+    profiler: Traces the steps that config.logging.profile_steps names.
     checkpoints: Saved steps.
     stop: Whether SIGTERM came.
   """
@@ -79,6 +81,7 @@ class Run(NamedTuple):
   reference: Any
   writer: metrics.MetricWriter
   compilations: metrics.CompilationCounter
+  profiler: profile.StepProfiler
   checkpoints: checkpoint.RunCheckpoints
   stop: "StopSignal"
 
@@ -205,7 +208,8 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   writer = metrics.MetricWriter(
     workdir, total_steps=total_steps, tensorboard=config.logging.tensorboard
   )
-  with writer, checkpoints, StopSignal() as stop:
+  profiler = parts.profiler(config, workdir)
+  with writer, checkpoints, profiler, StopSignal() as stop:
     writer.truncate_to(-1 if restored is None else progress.step)
     run = Run(
       config,
@@ -217,6 +221,7 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
       reference,
       writer,
       metrics.CompilationCounter(),
+      profiler,
       checkpoints,
       stop,
     )
@@ -244,6 +249,7 @@ def train_grpo(
     batch = order.next_batch()
     while batch is not None:
       step += 1
+      run.profiler.begin(step)
       clock = step_metrics.Clock(run.compilations)
 
       # ----- prompts and rollouts -----
@@ -354,6 +360,7 @@ def train_sft(
     batch = order.next_batch()
     while batch is not None:
       step += 1
+      run.profiler.begin(step)
       clock = step_metrics.Clock(run.compilations)
       prompts = prompt.batch(
         [rows.prompt_ids[i] for i in batch.indices],

@@ -12,7 +12,7 @@ This module knows neither tokens nor chat templates.
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from toolrl_jax import types
@@ -162,7 +162,7 @@ def _draw_request(
 ) -> tuple[str, dict[str, str | int]]:
   """Draws a sentence that asks for an intent, and the value of each slot."""
   words = synthetic_words.INTENTS[intent]
-  values = {}
+  values: dict[str, str | int] = {}
   for slot in words.slots:
     # Two cities or currencies of one request always differ.
     free = [
@@ -297,7 +297,7 @@ def _other_value(rng: random.Random, value: str | int) -> str | int:
 
 
 def _made_up_call(
-  rng: random.Random, tools: Sequence[dict[str, Any]], besides: str
+  rng: random.Random, tools: Sequence[Mapping[str, Any]], besides: str
 ) -> types.ToolCall:
   """Calls another listed tool with values that nobody asked for."""
   tool = rng.choice([tool for tool in tools if tool["name"] != besides])

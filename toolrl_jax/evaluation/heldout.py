@@ -83,23 +83,25 @@ def evaluate(
       texts, golds, reward=reward, step=step, style=style
     )
     success = np.asarray(parts.success)
+    # The sampled answers are the main ones: what training samples.
+    suffix = "_greedy" if name == "greedy" else ""
     metrics |= {
       f"heldout/exact_{name}_frac": float(success.mean()),
-      f"heldout/format_{name}_frac": float(_is_formatted(texts, golds, style)),
-      f"heldout/reward_{name}": float(parts.total.mean()),
+      f"heldout/format{suffix}_frac": _format_frac(texts, golds, style),
+      f"heldout/reward{suffix}": float(parts.total.mean()),
     }
     if needs_call.any():
-      metrics[f"heldout/call_exact_{name}_frac"] = float(
+      metrics[f"heldout/call_exact{suffix}_frac"] = float(
         success[needs_call].mean()
       )
     if not needs_call.all():
-      metrics[f"heldout/refusal_{name}_frac"] = float(
+      metrics[f"heldout/refusal{suffix}_frac"] = float(
         success[~needs_call].mean()
       )
   return metrics
 
 
-def _is_formatted(
+def _format_frac(
   texts: Sequence[str], golds: Sequence[types.Gold], style: tool_calls.Style
 ) -> float:
   """Returns the share of texts with the format that their gold asks for."""

@@ -146,7 +146,7 @@ def pad_prompts(
     return prompts
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
   size = _SMALLEST_PROMPT_BUCKET
-  while size < lengths.max(initial=0):
+  while size < max(lengths, default=0):
     size *= 2
   prompt_ids = np.zeros((len(prompts), size), np.int32)
   for row, prompt in zip(prompt_ids, prompts):

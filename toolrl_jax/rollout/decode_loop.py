@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from toolrl_jax.model import decoder
@@ -65,11 +66,11 @@ class Chunk(NamedTuple):
     num_iterations: Loop iterations that ran, at most K.
   """
 
-  token_ids: Int[Array, "R K"]
-  logprobs: Float[Array, "R K"]
-  truncated_logprobs: Float[Array, "R K"]
-  num_tokens: Int[Array, " R"]
-  num_iterations: Int[Array, ""]
+  token_ids: Int[Array | np.ndarray, "R K"]
+  logprobs: Float[Array | np.ndarray, "R K"]
+  truncated_logprobs: Float[Array | np.ndarray, "R K"]
+  num_tokens: Int[Array | np.ndarray, " R"]
+  num_iterations: Int[Array | np.ndarray, ""]
 
 
 class Programs(NamedTuple):

@@ -130,7 +130,7 @@ class ReturnChannel:
     self._on_close(self)
 
 
-class RolloutDriver(_orchestrator.Driver):
+class RolloutDriver(_orchestrator.Driver):  # type: ignore[name-defined]
   """Runs groups through JetStream's threads, one `run` at a time."""
 
   def __init__(self, engine: RolloutEngine):
@@ -198,9 +198,10 @@ class RolloutDriver(_orchestrator.Driver):
 
   def stop(self) -> None:
     """Fails what is in flight and ends all threads; safe to repeat."""
-    self._abort(RolloutError("the rollout driver was stopped."))
+    stopped = RolloutError("the rollout driver was stopped.")
+    self._abort(stopped)
     super().stop()
-    self.engine.ledger.abandon(self._failure)
+    self.engine.ledger.abandon(self._failure or stopped)
 
   def _require_open(self) -> None:
     if self._failure is not None:
@@ -260,8 +261,10 @@ class RolloutDriver(_orchestrator.Driver):
       )
       self._in_flight.clear()
       self._changed.notify_all()
-    for backlog in (*self._lockstep_queues, *self._expecting_queues.values()):
-      backlog.close()
+    for chunks in self._lockstep_queues:
+      chunks.close()
+    for waiting in self._expecting_queues.values():
+      waiting.close()
 
   def _guard(self, thread: Callable[[int], None], idx: int) -> None:
     """Runs a thread of JetStream's so that its failure closes the driver."""

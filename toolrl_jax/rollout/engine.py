@@ -215,9 +215,10 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     rows = self.ledger.clear_ended_rows()
     return decode_state, token_forms.chunk_tokens(token_ids, num_new, rows)
 
-  def init_decode_state(self, *args, **kwargs) -> None:
+  def init_decode_state(self, *args, **kwargs) -> Any:
     """Returns no state: `insert` makes one of the reserved sizes."""
     del args, kwargs
+    return None  # noqa: RET501
 
   def load_params(self, *args, **kwargs) -> PolicyBox:
     """Returns the box of the served parameters."""
@@ -326,9 +327,9 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
         continue
       count = int(chunk.num_tokens[row])
       request.extend(
-        chunk.token_ids[row, :count],
-        chunk.logprobs[row, :count],
-        chunk.truncated_logprobs[row, :count],
+        np.asarray(chunk.token_ids[row, :count]),
+        np.asarray(chunk.logprobs[row, :count]),
+        np.asarray(chunk.truncated_logprobs[row, :count]),
         stop_ids=self.options.stop_ids,
       )
       if request.is_ended:

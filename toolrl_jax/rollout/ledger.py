@@ -43,7 +43,7 @@ class RequestLedger:
     self._lock = threading.RLock()
     self.slots = slots
     self.set_banks(slots)
-    self.reset_stats()
+    self._counts = RolloutStats()
     self._forget()
 
   def set_banks(self, num_banks: int) -> None:

@@ -45,14 +45,11 @@ METRICS: dict[str, Metric] = {
   "reward/correctness": Metric("reward", "mean of the correctness part"),
   "reward/length": Metric("reward", "mean of the length part"),
   "reward/success_frac": Metric("1", "rollouts that are right"),
-  "reward/reference_kl_nats": Metric("nats", "mean KL penalty in the reward"),
   "reward/secs": Metric("s", "parsing, scoring, selection and advantage"),
   "filter/skipped_prompts": Metric("prompts", "left out by the streak filter"),
   "filter/zero_variance_frac": Metric("1", "groups with equal rewards"),
   "filter/all_right_frac": Metric("1", "groups with every rollout right"),
   "filter/all_wrong_frac": Metric("1", "groups with no rollout right"),
-  "filter/active_prompts": Metric("prompts", "not left out in this epoch"),
-  "filter/active_frac": Metric("1", "prompts not left out in this epoch"),
   "filter/stay_1_frac": Metric("1", "solved again after one solved visit"),
   "filter/stay_2_frac": Metric("1", "solved again after two solved visits"),
   "sampler/epoch": Metric("epochs", "passes over the rows begun before"),
@@ -80,22 +77,20 @@ METRICS: dict[str, Metric] = {
   "update/entropy_nats": Metric("nats", "mean entropy of a token"),
   "update/ratio_mean": Metric("1", "mean importance ratio"),
   "update/importance_mean": Metric("1", "mean rollout/trainer weight"),
-  "update/learning_rate": Metric("1", "of the step's last update"),
   "sync/secs": Metric("s", "handing the new policy to the engine"),
-  "checkpoint/secs": Metric("s", "starting the checkpoint"),
   "heldout/secs": Metric("s", "answering the held-out rows"),
   "step/secs": Metric("s", "the whole step"),
   "step/compilations": Metric("programs", "compiled during the step"),
-} | {
-  f"heldout/{name}_{how}{suffix}": Metric(unit, f"{meaning}, {how}")
-  for how in ("greedy", "sampled")
-  for name, suffix, unit, meaning in (
-    ("exact", "_frac", "1", "held-out rows answered right"),
-    ("format", "_frac", "1", "held-out rows with the right format"),
-    ("call_exact", "_frac", "1", "rows whose gold calls answered right"),
-    ("refusal", "_frac", "1", "rows whose gold has no call answered right"),
-    ("reward", "", "reward", "mean held-out reward"),
-  )
+  "heldout/exact_sampled_frac": Metric("1", "rows answered right, sampled"),
+  "heldout/format_frac": Metric("1", "rows with the right format, sampled"),
+  "heldout/call_exact_frac": Metric("1", "gold calls answered right, sampled"),
+  "heldout/refusal_frac": Metric("1", "gold without call right, sampled"),
+  "heldout/reward": Metric("reward", "mean reward of the sampled answers"),
+  "heldout/exact_greedy_frac": Metric("1", "rows answered right, greedy"),
+  "heldout/format_greedy_frac": Metric("1", "rows with the right format"),
+  "heldout/call_exact_greedy_frac": Metric("1", "gold calls answered right"),
+  "heldout/refusal_greedy_frac": Metric("1", "gold without call right"),
+  "heldout/reward_greedy": Metric("reward", "mean reward, greedy"),
 }
 
 

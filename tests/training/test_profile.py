@@ -1,0 +1,26 @@
+"""A trace of the steps that were asked for."""
+
+import jax.numpy as jnp
+import pytest
+
+from toolrl_jax.training import profile
+
+
+def test_parse_steps_reads_a_range():
+  assert profile.parse_steps("2:3") == (2, 3)
+  assert profile.parse_steps("") is None
+
+
+@pytest.mark.parametrize("text", ["3", "3:2", "0:1", "a:b", "1:2:3"])
+def test_parse_steps_refuses(text):
+  with pytest.raises(ValueError, match="a:b"):
+    profile.parse_steps(text)
+
+
+def test_step_profiler_traces_once(tmp_path):
+  with profile.StepProfiler((2, 2), tmp_path / "profile") as profiler:
+    for step in (1, 2, 3, 2):
+      profiler.begin(step)
+      assert (tmp_path / "profile").exists() == (step > 1)
+      jnp.ones(3).sum().block_until_ready()
+  assert len(list(tmp_path.rglob("*.xplane.pb"))) == 1

@@ -12,6 +12,23 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
+# What the marker "quick" holds: about two minutes that touch every stage.
+_QUICK = (
+  "data",
+  "parsing",
+  "model/test_decode.py",
+  "rollout/test_jetstream_compat.py",
+  "rollout/test_sampling.py",
+  "test_configuration.py",
+  "test_project.py",
+  "training/test_checkpoint.py",
+  "training/test_groups.py",
+  "training/test_metrics.py",
+  "training/test_profile.py",
+  "training/test_step_metrics.py",
+  "training/test_update.py",
+)
+
 
 def pytest_addoption(parser):
   parser.addoption(
@@ -23,13 +40,17 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-  """Leaves out what needs a path or a switch that was not given."""
+  """Marks the quick subset, and leaves out what needs something not given."""
+  tests = _ROOT / "tests"
   needs = {
     "real_weights": (config.getoption("--real-weights"), "--real-weights=PATH"),
     "hf_env": (config.getoption("--hf-env"), "--hf-env=PYTHON"),
     "slow": ("slow" in config.getoption("-m"), "-m slow"),
   }
   for item in items:
+    name = item.path.relative_to(tests).as_posix()
+    if name.startswith(_QUICK):
+      item.add_marker(pytest.mark.quick)
     for marker, (given, how) in needs.items():
       if marker in item.keywords and not given:
         item.add_marker(pytest.mark.skip(reason=f"needs {how}"))

@@ -8,8 +8,6 @@ import pytest
 from configs import common
 from toolrl_jax import configuration, scoring
 
-pytestmark = pytest.mark.quick
-
 _RECIPES = sorted(
   path.stem
   for path in (pathlib.Path(__file__).parent.parent / "configs").glob("*.py")

@@ -5,8 +5,6 @@ import importlib.util
 
 import pytest
 
-pytestmark = pytest.mark.quick
-
 
 @pytest.mark.parametrize("name", ["tensorflow", "seqio", "torch"])
 def test_environment_is_free_of(name):

@@ -3,7 +3,6 @@
 import chex
 import jax
 import numpy as np
-import pytest
 
 from toolrl_jax.training import groups
 
@@ -67,7 +66,6 @@ def test_keep_and_weigh_zero_variance_is_of_all_rewards():
     np.testing.assert_array_equal(kept.is_zero_variance, [0, 1, 0, 1])
 
 
-@pytest.mark.quick
 def test_keep_and_weigh_is_deterministic_and_compiles_once():
   first = _keep(keep=2, rule="random")
   groups.keep_and_weigh.clear_cache()

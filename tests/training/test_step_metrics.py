@@ -7,8 +7,6 @@ from toolrl_jax import scoring, types
 from toolrl_jax.rollout import ledger
 from toolrl_jax.training import groups, step_metrics
 
-pytestmark = pytest.mark.quick
-
 _CALL = (
   '<think>t</think>\n<tool_call>\n{"name": "a", "parameters": {}}\n</tool_call>'
 )

@@ -1,4 +1,4 @@
-"""The configuration to the parts of a run: policy, rows, update, engine.
+"""The configuration to the parts of a run: policy, sampler, update, engine.
 
 Each function reads one section of the configuration and returns one part with
 explicit types; below this module nothing knows ml_collections.
@@ -13,23 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 import optax
 import transformers
 from absl import logging
 
-from toolrl_jax import configuration, scoring, types
-from toolrl_jax.data import dataset, preflight, prompt, synthetic
+from toolrl_jax import configuration
+from toolrl_jax.data import prompt
 from toolrl_jax.data import sampler as sampler_lib
-from toolrl_jax.evaluation import heldout
-from toolrl_jax.kernels import loss as loss_kernel
 from toolrl_jax.model import decoder, presets, sharding, tokenizer, weights
-from toolrl_jax.parsing import tool_calls
 from toolrl_jax.rollout import engine
-from toolrl_jax.training import batches, groups, profile, state, update
-
-# Rejected rows named in the log; all of them stand in rejected.jsonl.
-_NUM_LOGGED = 5
+from toolrl_jax.training import groups, profile, state, update
 
 
 class Policy(NamedTuple):
@@ -48,24 +41,6 @@ class Policy(NamedTuple):
   tokenizer: transformers.PreTrainedTokenizerBase
   stop_ids: tuple[int, ...]
   source: str
-
-
-class Rows(NamedTuple):
-  """Rows of one split that can be used, with their prompts.
-
-  Attributes:
-    examples: Rows.
-    prompt_ids: Token ids of each row's prompt.
-    targets: Right completion text of each row, for SFT.
-    buckets: Bucket lengths of the prompts.
-    rejected: Rows left out, with the reason.
-  """
-
-  examples: list[types.Example]
-  prompt_ids: list[list[int]]
-  targets: list[str]
-  buckets: tuple[int, ...]
-  rejected: list[types.Rejected]
 
 
 def policy(config: ml_collections.ConfigDict) -> Policy:
@@ -120,107 +95,6 @@ def _param_shardings(
   if config.mesh.strategy == "pmap":
     return None
   return sharding.param_shardings(decoder_config, mesh(config))
-
-
-def rows(
-  config: ml_collections.ConfigDict,
-  path: str,
-  policy: Policy,
-  *,
-  split: synthetic.Split,
-  limit: int = 0,
-) -> Rows:
-  """Reads one split and encodes its prompts.
-
-  Args:
-    config: The configuration.
-    path: File, or "synthetic:N".
-    policy: Whose tokenizer encodes.
-    split: "train", "sft" or "eval", for generated rows.
-    limit: Most rows used; 0 uses all.
-
-  Raises:
-    UsageError: The rows cannot be read, or none is left.
-  """
-  section = config.data
-  try:
-    loaded = dataset.load(
-      path,
-      format=section.format,
-      bad_rows=section.bad_rows,
-      seed=config.seed,
-      split=split,
-      style=config.prompt.completion,
-    )
-    encoded = prompt.encode_examples(
-      loaded.examples,
-      policy.tokenizer,
-      template=config.prompt.template,
-      thinking=config.prompt.thinking,
-      system=config.prompt.system,
-      max_prompt_tokens=section.max_prompt_tokens,
-      overlong=section.overlong,
-    )
-  except (ValueError, OSError) as error:
-    raise configuration.UsageError(str(error)) from error
-  rejected = [*loaded.rejected, *encoded.rejected]
-  log_rejected(rejected, f"{path}: left out")
-  log_rejected(loaded.unparsed, f"{path}: usable only as rendered,")
-  if encoded.truncated:
-    logging.warning(
-      "%s: cut on the left %d prompts", path, len(encoded.truncated)
-    )
-  if not encoded.kept:
-    reason = f"; the first: {rejected[0].reason}" if rejected else ""
-    raise configuration.UsageError(f"{path} has no usable row{reason}.")
-  kept = encoded.kept[: limit or None]
-  buckets = tuple(section.prompt_buckets) or prompt.default_buckets(
-    section.max_prompt_tokens
-  )
-  return Rows(
-    [loaded.examples[i] for i in kept],
-    encoded.prompt_ids[: len(kept)],
-    [loaded.targets[i] for i in kept],
-    buckets,
-    rejected,
-  )
-
-
-def train_rows(config: ml_collections.ConfigDict, policy: Policy) -> Rows:
-  """Returns the training rows; generated ones are demonstrations for SFT."""
-  split: synthetic.Split = "sft" if config.algorithm == "sft" else "train"
-  return rows(config, config.data.train_path, policy, split=split)
-
-
-def log_rejected(rejected: Sequence[types.Rejected], what: str) -> None:
-  """Logs how many rows were left out, and the first few with the reason."""
-  if not rejected:
-    return
-  logging.warning("%s %d rows", what, len(rejected))
-  for row in rejected[:_NUM_LOGGED]:
-    logging.warning("  %s: %s", row.id, row.reason)
-
-
-def check_gold(config: ml_collections.ConfigDict, rows: Rows) -> None:
-  """Scores the gold of every row and refuses when too many fail.
-
-  Raises:
-    UsageError: More than config.logging.max_bad_gold_frac fail.
-  """
-  failing = preflight.unsolvable(
-    rows.examples,
-    reward=config.reward.to_dict(),
-    style=config.prompt.completion,
-  )
-  log_rejected(failing, "preflight: the gold is no success in")
-  limit = config.logging.max_bad_gold_frac
-  if len(failing) > limit * len(rows.examples):
-    raise configuration.UsageError(
-      f"{len(failing)} of {len(rows.examples)} rows have a gold that is no "
-      f"success, more than the share {limit}; the first, {failing[0].id}: "
-      f"{failing[0].reason}. Check the rows and config.reward, or raise "
-      "config.logging.max_bad_gold_frac."
-    )
 
 
 def completion_buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
@@ -333,67 +207,6 @@ def rollout_engine(
   )
 
 
-def texts(policy: Policy, rollouts: types.Rollouts) -> list[list[str]]:
-  """Returns the completions as texts, [B][G], without their stop token."""
-  batch, group_size, _ = rollouts.completion_ids.shape
-  stops = set(policy.stop_ids)
-  lengths = rollouts.completion_mask.sum(-1)
-  flat = [
-    [int(token) for token in row[:length] if token not in stops]
-    for group, group_lengths in zip(rollouts.completion_ids, lengths)
-    for row, length in zip(group, group_lengths)
-  ]
-  decoded = policy.tokenizer.batch_decode(flat, skip_special_tokens=False)
-  return [decoded[b * group_size : (b + 1) * group_size] for b in range(batch)]
-
-
-def padded_reward(
-  scored: types.RewardParts, prompts: types.PromptBatch
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns total and success with rows of 0 for masked groups, [B, G]."""
-  missing = len(prompts.is_real) - len(scored.total)
-  pad = lambda x: np.pad(np.asarray(x), ((0, missing), (0, 0)))
-  return pad(scored.total), pad(scored.success)
-
-
-def shuffled_in_groups(
-  reward: np.ndarray, success: np.ndarray, key: jax.Array
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns both with the rollouts of each group permuted alike, [B, G]."""
-  order = jax.random.permutation(
-    key, np.tile(np.arange(reward.shape[1]), (len(reward), 1)), axis=1,
-    independent=True,
-  )  # fmt: skip
-  take = lambda x: np.take_along_axis(x, np.asarray(order), axis=1)
-  return take(reward), take(success)
-
-
-def reference_kl(
-  updates: update.UpdateFns,
-  reference_params: decoder.Params,
-  prompts: types.PromptBatch,
-  rollouts: types.Rollouts,
-) -> np.ndarray:
-  """Returns each rollout's summed log-ratio to the reference, [B, G] nats."""
-  batch, group_size, _ = rollouts.completion_ids.shape
-  everything = groups.KeptGroups(
-    indices=np.tile(np.arange(group_size, dtype=np.int32), (batch, 1)),
-    advantage=np.zeros((batch, group_size), np.float32),
-    weight=np.ones((batch, group_size), np.float32),
-    is_zero_variance=np.zeros(batch, bool),
-  )
-  reference_logprobs = updates.logprobs(
-    reference_params, batches.assemble(prompts, rollouts, everything)
-  )
-  return np.asarray(
-    loss_kernel.kl_in_reward(
-      jnp.asarray(rollouts.logprobs),
-      jnp.asarray(reference_logprobs),
-      jnp.asarray(rollouts.completion_mask),
-    )
-  )
-
-
 def step_key(
   config: ml_collections.ConfigDict, step: int, purpose: str
 ) -> jax.Array:
@@ -403,67 +216,17 @@ def step_key(
   return jax.random.fold_in(key, purposes.index(purpose))
 
 
-def samples(
-  config: ml_collections.ConfigDict,
-  policy: Policy,
-  examples: Sequence[types.Example],
-  rollouts: types.Rollouts,
-  scored: scoring.ScoredCompletions,
-  kept: groups.KeptGroups,
-) -> list[dict[str, Any]]:
-  """Returns the first rollouts of a step as rows of samples.jsonl."""
-  text = texts(policy, rollouts)
-  indices = np.asarray(kept.indices)
-  group_size = rollouts.finish.shape[1]
-  count = min(config.logging.samples_per_step, len(examples))
-  return [
-    {
-      "id": examples[b].id,
-      "rollout": g,
-      "completion": text[b][g],
-      "gold": tool_calls.render_gold(
-        examples[b].gold, style=config.prompt.completion
-      ),
-      "finish": "stop"
-      if rollouts.finish[b, g] == types.FINISH_STOP
-      else "length",
-      "is_kept": bool(g in indices[b]),
-      **{
-        name: part[b, g].item() for name, part in scored.parts._asdict().items()
-      },
-    }
-    # One rollout a group, a different one in each.
-    for b, g in ((b, b % group_size) for b in range(count))
-  ]
-
-
-def target_ids(
-  config: ml_collections.ConfigDict, policy: Policy, rows: Rows
-) -> list[list[int]]:
-  """Returns the target tokens of each row, ended by the stop token.
-
-  Raises:
-    UsageError: A target is longer than config.rollout.max_completion_tokens.
-  """
-  end = policy.tokenizer.eos_token_id
-  end = end if end in policy.stop_ids else policy.stop_ids[0]
-  limit = config.rollout.max_completion_tokens
-  targets = []
-  for example, target in zip(rows.examples, rows.targets):
-    ids = policy.tokenizer(target, add_special_tokens=False)["input_ids"]
-    if len(ids) + 1 > limit:
-      raise configuration.UsageError(
-        f"the target of {example.id} has {len(ids) + 1} tokens, more than "
-        f"config.rollout.max_completion_tokens = {limit}; raise it."
-      )
-    targets.append([*ids, end])
-  return targets
-
-
 def sampler(
-  config: ml_collections.ConfigDict, rows: Rows
+  config: ml_collections.ConfigDict,
+  ids: Sequence[str],
+  lengths: Sequence[int],
 ) -> sampler_lib.PromptSampler:
   """Returns the sampler over the training rows, before its first batch.
+
+  Args:
+    config: The configuration.
+    ids: Id of each row.
+    lengths: Prompt length of each row, in tokens.
 
   Raises:
     UsageError: Ids are not unique, or an option does not fit.
@@ -471,7 +234,7 @@ def sampler(
   section = config.sampler
   try:
     return sampler_lib.PromptSampler(
-      [example.id for example in rows.examples],
+      ids,
       prompts_per_step=section.prompts_per_step,
       streak=section.streak if config.algorithm == "grpo" else 0,
       reentry=section.reentry,
@@ -480,9 +243,7 @@ def sampler(
       max_steps=section.max_steps,
       seed=config.seed,
       is_shuffled=section.shuffle,
-      lengths=(
-        [len(ids) for ids in rows.prompt_ids] if section.group_lengths else None
-      ),
+      lengths=lengths if section.group_lengths else None,
     )
   except ValueError as error:
     raise configuration.UsageError(str(error)) from error
@@ -518,22 +279,6 @@ def restore_order(
       f"the checkpoint does not fit this configuration: {error} Use the same "
       "rows and sampler, or another --workdir."
     ) from error
-
-
-def heldout_rows(
-  config: ml_collections.ConfigDict, policy: Policy
-) -> heldout.HeldOut | None:
-  """Returns the held-out rows, or None when no path is set."""
-  if not config.data.eval_path:
-    return None
-  split = rows(
-    config,
-    config.data.eval_path,
-    policy,
-    split="eval",
-    limit=config.eval.num_examples,
-  )
-  return heldout.HeldOut(split.examples, split.prompt_ids, split.buckets)
 
 
 def prepare_devices(config: ml_collections.ConfigDict) -> None:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
-from absl import logging
+from absl import flags, logging
 
-from toolrl_jax import configuration, parts, scoring
+from toolrl_jax import configuration, parts, rows, scoring, types
 from toolrl_jax.data import prompt, sampler
 from toolrl_jax.evaluation import heldout
 from toolrl_jax.model import weights
@@ -29,6 +29,7 @@ from toolrl_jax.rollout import collect
 from toolrl_jax.training import (
   batches,
   checkpoint,
+  completions,
   groups,
   metrics,
   profile,
@@ -65,6 +66,7 @@ class Run(NamedTuple):
     heldout_rows: Rows that are only answered, or None.
     updates: The compiled update.
     reference: Parameters of the reference policy when a KL is on, else None.
+    server: Answers prompts with the policy it was last given.
     writer: Metrics, samples and progress.
     compilations: Programs compiled since it was last asked.
     profiler: Traces the steps that config.logging.profile_steps names.
@@ -75,10 +77,11 @@ class Run(NamedTuple):
   config: ml_collections.ConfigDict
   workdir: pathlib.Path
   policy: parts.Policy
-  train_rows: parts.Rows
+  train_rows: rows.Rows
   heldout_rows: heldout.HeldOut | None
   updates: update.UpdateFns
   reference: Any
+  server: collect.RolloutServer
   writer: metrics.MetricWriter
   compilations: metrics.CompilationCounter
   profiler: profile.StepProfiler
@@ -138,17 +141,21 @@ def run(argv: list[str] | None = None) -> None:
 
 def _prepare_logging() -> None:
   """Shows the run's own messages, one line each, on standard error."""
+  # The run reads its flags itself; absl would say that it logs too early.
+  flags.FLAGS.mark_as_parsed()
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
-  logging.get_absl_handler().setFormatter(
+  handler = logging.get_absl_handler()
+  handler.setFormatter(
     python_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
   )
-  # Orbax says two dozen lines a save through the same logger.
-  logging.get_absl_handler().addFilter(
-    lambda record: (
-      record.levelno >= python_logging.WARNING or "orbax" not in record.pathname
-    )
-  )
+  handler.addFilter(_is_ours_or_warning)
+
+
+def _is_ours_or_warning(record: python_logging.LogRecord) -> bool:
+  """Leaves out what JAX looks for at its start, and Orbax at every save."""
+  is_loud = record.name.startswith("jax") or "orbax" in record.pathname
+  return record.levelno >= python_logging.WARNING or not is_loud
 
 
 def _fail(status: int, what: object) -> int:
@@ -172,13 +179,17 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 
   # ----- policy and rows -----
   policy = parts.policy(config)
-  train_rows = parts.train_rows(config, policy)
-  heldout_rows = parts.heldout_rows(config, policy)
+  train_rows = rows.train(config, policy)
+  heldout_rows = rows.held_out(config, policy)
   if config.algorithm == "grpo":
-    parts.check_gold(config, train_rows)
+    rows.check_gold(config, train_rows)
 
   # ----- order, optimizer, update -----
-  order = parts.sampler(config, train_rows)
+  order = parts.sampler(
+    config,
+    [example.id for example in train_rows.examples],
+    [len(ids) for ids in train_rows.prompt_ids],
+  )
   total_steps = order.max_steps_left()
   optimizer = parts.optimizer(config, total_steps)
   updates = parts.updates(config, policy, optimizer)
@@ -209,7 +220,16 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     workdir, total_steps=total_steps, tensorboard=config.logging.tensorboard
   )
   profiler = parts.profiler(config, workdir)
-  with writer, checkpoints, profiler, StopSignal() as stop:
+  engine = parts.rollout_engine(
+    config, policy, updates.params_for_engine(progress.state)
+  )
+  with (
+    writer,
+    checkpoints,
+    profiler,
+    StopSignal() as stop,
+    collect.start(engine, server=config.rollout.server) as server,
+  ):
     writer.truncate_to(-1 if restored is None else progress.step)
     run = Run(
       config,
@@ -219,12 +239,16 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
       heldout_rows,
       updates,
       reference,
+      server,
       writer,
       metrics.CompilationCounter(),
       profiler,
       checkpoints,
       stop,
     )
+    if progress.step == 0:
+      progress.host["before"] = _held_out(run, 0)
+      writer.write(0, progress.host["before"])
     train = train_grpo if config.algorithm == "grpo" else train_sft
     train(run, order, progress)
 
@@ -233,113 +257,113 @@ def train_grpo(
   run: Run, order: sampler.PromptSampler, progress: Progress
 ) -> None:
   """Runs GRPO to the end of the sampler: stages 2 to 12 of the data path."""
-  config, rows, policy = run.config, run.train_rows, run.policy
+  config, train_rows = run.config, run.train_rows
   step, state, host = progress
   watch = step_metrics.CollapseWatch(
     min_parse_frac=config.logging.min_parse_frac,
     min_tool_call_frac=config.logging.min_tool_call_frac,
   )
-  engine = parts.rollout_engine(
-    config, policy, run.updates.params_for_engine(state)
-  )
-  with collect.start(engine, server=config.rollout.server) as server:
-    if step == 0:
-      host["before"] = _held_out(run, server, step)
-      run.writer.write(step, host["before"])
+  batch = order.next_batch()
+  while batch is not None:
+    step += 1
+    run.profiler.begin(step)
+    clock = step_metrics.Clock(run.compilations)
+
+    # ----- prompts and rollouts -----
+    run.server.reset_stats()
+    examples = [train_rows.examples[i] for i in batch.indices]
+    prompts = prompt.batch(
+      [train_rows.prompt_ids[i] for i in batch.indices],
+      buckets=train_rows.buckets,
+      num_groups=config.sampler.prompts_per_step,
+    )
+    rollouts = run.server.rollout(
+      prompts,
+      group_size=config.rollout.group_size,
+      max_tokens=config.rollout.max_completion_tokens,
+      temperature=config.rollout.temperature,
+      step=step,
+      completion_buckets=parts.completion_buckets(config),
+    )
+    clock.lap("rollout/secs")
+
+    # ----- reward, selection, advantage -----
+    texts = _texts(run, rollouts)[: len(examples)]
+    scored = scoring.parse_and_score(
+      texts,
+      [example.gold for example in examples],
+      reward=config.reward.to_dict(),
+      step=step,
+      style=config.prompt.completion,
+    )
+    reward, success = completions.padded_reward(scored.parts, prompts)
+    if run.reference is not None and config.loss.kl_in == "reward":
+      reward -= config.loss.kl_coef * completions.reference_kl(
+        run.updates, run.reference, prompts, rollouts
+      )
+    if config.selection.shuffle_rewards:
+      reward, success = completions.shuffled_in_groups(
+        reward, success, parts.step_key(config, step, "shuffle")
+      )
+    kept = groups.keep_and_weigh(
+      reward,
+      success,
+      prompts.is_real,
+      parts.step_key(config, step, "selection"),
+      options=parts.group_options(config),
+    )
+    clock.lap("reward/secs")
+
+    # ----- update -----
+    state, update_metrics = update.run_updates(
+      run.updates,
+      state,
+      batches.assemble(prompts, rollouts, kept),
+      key=parts.step_key(config, step, "minibatches"),
+      reference_params=run.reference,
+    )
+    _check_finite(update_metrics, step)
+    clock.lap("update/secs")
+
+    # ----- feedback, weight sync -----
+    order.observe(batch.indices, np.asarray(scored.parts.success).all(axis=1))
+    run.server.sync(run.updates.params_for_engine(state), version=step)
+    clock.lap("sync/secs")
+
+    # ----- metrics, evaluation, checkpoint -----
+    row = {
+      **step_metrics.rollout_metrics(rollouts, prompts, run.server.stats),
+      **step_metrics.reward_metrics(
+        scored, [example.gold for example in examples], kept
+      ),
+      **update_metrics,
+      **order.metrics(),
+      **clock.metrics(),
+      "sampler/epoch": float(batch.epoch),
+    }
+    row["rollout/tokens_per_sec"] = row["rollout/tokens"] / row["rollout/secs"]
+    watch.check(row, step)
+    host["sampler"] = order.state()
     batch = order.next_batch()
-    while batch is not None:
-      step += 1
-      run.profiler.begin(step)
-      clock = step_metrics.Clock(run.compilations)
-
-      # ----- prompts and rollouts -----
-      server.reset_stats()
-      examples = [rows.examples[i] for i in batch.indices]
-      prompts = prompt.batch(
-        [rows.prompt_ids[i] for i in batch.indices],
-        buckets=rows.buckets,
-        num_groups=config.sampler.prompts_per_step,
-      )
-      rollouts = server.rollout(
-        prompts,
-        group_size=config.rollout.group_size,
-        max_tokens=config.rollout.max_completion_tokens,
-        temperature=config.rollout.temperature,
-        step=step,
-        completion_buckets=parts.completion_buckets(config),
-      )
-      clock.lap("rollout/secs")
-
-      # ----- reward, selection, advantage -----
-      texts = parts.texts(policy, rollouts)[: len(examples)]
-      scored = scoring.parse_and_score(
+    if batch is None or _is_due(config.eval.every_steps, step):
+      host["after"] = _held_out(run, step)
+      row |= host["after"]
+    run.writer.write_samples(
+      step,
+      completions.samples(
+        examples,
         texts,
-        [example.gold for example in examples],
-        reward=config.reward.to_dict(),
-        step=step,
+        rollouts,
+        scored,
+        kept,
+        count=config.logging.samples_per_step,
         style=config.prompt.completion,
-      )
-      reward, success = parts.padded_reward(scored.parts, prompts)
-      if run.reference is not None and config.loss.kl_in == "reward":
-        reward -= config.loss.kl_coef * parts.reference_kl(
-          run.updates, run.reference, prompts, rollouts
-        )
-      if config.selection.shuffle_rewards:
-        reward, success = parts.shuffled_in_groups(
-          reward, success, parts.step_key(config, step, "shuffle")
-        )
-      kept = groups.keep_and_weigh(
-        reward,
-        success,
-        prompts.is_real,
-        parts.step_key(config, step, "selection"),
-        options=parts.group_options(config),
-      )
-      clock.lap("reward/secs")
-
-      # ----- update -----
-      state, update_metrics = update.run_updates(
-        run.updates,
-        state,
-        batches.assemble(prompts, rollouts, kept),
-        key=parts.step_key(config, step, "minibatches"),
-        reference_params=run.reference,
-      )
-      _check_finite(update_metrics, step)
-      clock.lap("update/secs")
-
-      # ----- feedback, weight sync -----
-      order.observe(batch.indices, np.asarray(scored.parts.success).all(axis=1))
-      server.sync(run.updates.params_for_engine(state), version=step)
-      clock.lap("sync/secs")
-
-      # ----- metrics, evaluation, checkpoint -----
-      row = {
-        **step_metrics.rollout_metrics(rollouts, prompts, server.stats),
-        **step_metrics.reward_metrics(
-          scored, [example.gold for example in examples], kept
-        ),
-        **update_metrics,
-        **order.metrics(),
-        **clock.metrics(),
-        "sampler/epoch": float(batch.epoch),
-      }
-      row["rollout/tokens_per_sec"] = (
-        row["rollout/tokens"] / row["rollout/secs"]
-      )
-      watch.check(row, step)
-      host["sampler"] = order.state()
-      batch = order.next_batch()
-      if batch is None or _is_due(config.eval.every_steps, step):
-        host["after"] = _held_out(run, server, step)
-        row |= host["after"]
-      run.writer.write_samples(
-        step, parts.samples(config, policy, examples, rollouts, scored, kept)
-      )
-      run.writer.write(step, row)
-      progress = Progress(step, state, host)
-      if _must_stop(run, progress, row, is_last=batch is None):
-        return
+      ),
+    )
+    run.writer.write(step, row)
+    progress = Progress(step, state, host)
+    if _must_stop(run, progress, row, is_last=batch is None):
+      return
   _finish(run, progress)
 
 
@@ -347,49 +371,42 @@ def train_sft(
   run: Run, order: sampler.PromptSampler, progress: Progress
 ) -> None:
   """Fine-tunes on the rows' targets; the loss is on target tokens only."""
-  config, rows, policy = run.config, run.train_rows, run.policy
+  config, policy, train_rows = run.config, run.policy, run.train_rows
   step, state, host = progress
-  targets = parts.target_ids(config, policy, rows)
-  engine = parts.rollout_engine(
-    config, policy, run.updates.params_for_engine(state)
-  )
-  with collect.start(engine, server=config.rollout.server) as server:
-    if step == 0:
-      host["before"] = _held_out(run, server, step)
-      run.writer.write(step, host["before"])
+  targets = rows.target_ids(config, policy, train_rows)
+  batch = order.next_batch()
+  while batch is not None:
+    step += 1
+    run.profiler.begin(step)
+    clock = step_metrics.Clock(run.compilations)
+    prompts = prompt.batch(
+      [train_rows.prompt_ids[i] for i in batch.indices],
+      buckets=train_rows.buckets,
+      num_groups=config.sampler.prompts_per_step,
+    )
+    state, row = update.run_updates(
+      run.updates,
+      state,
+      sft.assemble(
+        prompts,
+        [targets[i] for i in batch.indices],
+        buckets=parts.completion_buckets(config),
+      ),
+      key=parts.step_key(config, step, "minibatches"),
+    )
+    _check_finite(row, step)
+    clock.lap("update/secs")
+    row |= {**clock.metrics(), "sampler/epoch": float(batch.epoch)}
+    host["sampler"] = order.state()
     batch = order.next_batch()
-    while batch is not None:
-      step += 1
-      run.profiler.begin(step)
-      clock = step_metrics.Clock(run.compilations)
-      prompts = prompt.batch(
-        [rows.prompt_ids[i] for i in batch.indices],
-        buckets=rows.buckets,
-        num_groups=config.sampler.prompts_per_step,
-      )
-      state, row = update.run_updates(
-        run.updates,
-        state,
-        sft.assemble(
-          prompts,
-          [targets[i] for i in batch.indices],
-          buckets=parts.completion_buckets(config),
-        ),
-        key=parts.step_key(config, step, "minibatches"),
-      )
-      _check_finite(row, step)
-      clock.lap("update/secs")
-      row |= {**clock.metrics(), "sampler/epoch": float(batch.epoch)}
-      host["sampler"] = order.state()
-      batch = order.next_batch()
-      if batch is None or _is_due(config.eval.every_steps, step):
-        server.sync(run.updates.params_for_engine(state), version=step)
-        host["after"] = _held_out(run, server, step)
-        row |= host["after"]
-      run.writer.write(step, row)
-      progress = Progress(step, state, host)
-      if _must_stop(run, progress, row, is_last=batch is None):
-        return
+    if batch is None or _is_due(config.eval.every_steps, step):
+      run.server.sync(run.updates.params_for_engine(state), version=step)
+      host["after"] = _held_out(run, step)
+      row |= host["after"]
+    run.writer.write(step, row)
+    progress = Progress(step, state, host)
+    if _must_stop(run, progress, row, is_last=batch is None):
+      return
   _finish(run, progress)
 
 
@@ -397,9 +414,12 @@ def _is_due(every_steps: int, step: int) -> bool:
   return every_steps > 0 and step % every_steps == 0
 
 
-def _held_out(
-  run: Run, server: collect.RolloutServer, step: int
-) -> dict[str, float]:
+def _texts(run: Run, rollouts: types.Rollouts) -> list[list[str]]:
+  policy = run.policy
+  return completions.texts(rollouts, policy.tokenizer, policy.stop_ids)
+
+
+def _held_out(run: Run, step: int) -> dict[str, float]:
   """Answers and scores the held-out rows, if there are any."""
   if run.heldout_rows is None:
     return {}
@@ -407,8 +427,8 @@ def _held_out(
   started = time.perf_counter()
   scores = heldout.evaluate(
     run.heldout_rows,
-    server,
-    lambda rollouts: parts.texts(run.policy, rollouts),
+    run.server,
+    lambda rollouts: _texts(run, rollouts),
     reward=config.reward.to_dict(),
     style=config.prompt.completion,
     step=step,

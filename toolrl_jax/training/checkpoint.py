@@ -77,7 +77,8 @@ class RunCheckpoints:
 
   def steps(self) -> list[int]:
     """Returns the whole steps on disk, ascending."""
-    return sorted(self._manager.all_steps(read=True))
+    self._manager.reload()
+    return sorted(self._manager.all_steps())
 
   def save(
     self,

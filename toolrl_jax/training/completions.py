@@ -1,0 +1,128 @@
+"""From a step's completions to what selection, logs and samples take.
+
+Texts of the rollouts, rewards padded to the masked groups, and a few rollouts
+written out. It does not know how rewards or updates are computed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import transformers
+
+from toolrl_jax import scoring, types
+from toolrl_jax.kernels import loss as loss_kernel
+from toolrl_jax.parsing import tool_calls
+from toolrl_jax.training import batches, groups, update
+
+
+def texts(
+  rollouts: types.Rollouts,
+  tokenizer: transformers.PreTrainedTokenizerBase,
+  stop_ids: Sequence[int],
+) -> list[list[str]]:
+  """Returns the completions as texts, [B][G], without their stop token."""
+  batch, group_size, _ = rollouts.completion_ids.shape
+  stops = set(stop_ids)
+  lengths = rollouts.completion_mask.sum(-1)
+  flat = [
+    [int(token) for token in row[:length] if token not in stops]
+    for group, group_lengths in zip(rollouts.completion_ids, lengths)
+    for row, length in zip(group, group_lengths)
+  ]
+  decoded = tokenizer.batch_decode(flat, skip_special_tokens=False)
+  return [decoded[b * group_size : (b + 1) * group_size] for b in range(batch)]
+
+
+def padded_reward(
+  scored: types.RewardParts, prompts: types.PromptBatch
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns total and success with rows of 0 for masked groups, [B, G]."""
+  missing = len(prompts.is_real) - len(scored.total)
+  pad = lambda x: np.pad(np.asarray(x), ((0, missing), (0, 0)))
+  return pad(scored.total), pad(scored.success)
+
+
+def shuffled_in_groups(
+  reward: np.ndarray, success: np.ndarray, key: jax.Array
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns both with the rollouts of each group permuted alike, [B, G]."""
+  order = jax.random.permutation(
+    key, np.tile(np.arange(reward.shape[1]), (len(reward), 1)), axis=1,
+    independent=True,
+  )  # fmt: skip
+  take = lambda x: np.take_along_axis(x, np.asarray(order), axis=1)
+  return take(reward), take(success)
+
+
+def reference_kl(
+  updates: update.UpdateFns,
+  reference_params: Any,
+  prompts: types.PromptBatch,
+  rollouts: types.Rollouts,
+) -> np.ndarray:
+  """Returns each rollout's summed log-ratio to the reference, [B, G] nats."""
+  batch, group_size, _ = rollouts.completion_ids.shape
+  everything = groups.KeptGroups(
+    indices=np.tile(np.arange(group_size, dtype=np.int32), (batch, 1)),
+    advantage=np.zeros((batch, group_size), np.float32),
+    weight=np.ones((batch, group_size), np.float32),
+    is_zero_variance=np.zeros(batch, bool),
+  )
+  reference_logprobs = updates.logprobs(
+    reference_params, batches.assemble(prompts, rollouts, everything)
+  )
+  return np.asarray(
+    loss_kernel.kl_in_reward(
+      jnp.asarray(rollouts.logprobs),
+      jnp.asarray(reference_logprobs),
+      jnp.asarray(rollouts.completion_mask),
+    )
+  )
+
+
+def samples(
+  examples: Sequence[types.Example],
+  text: Sequence[Sequence[str]],
+  rollouts: types.Rollouts,
+  scored: scoring.ScoredCompletions,
+  kept: groups.KeptGroups,
+  *,
+  count: int,
+  style: tool_calls.Style,
+) -> list[dict[str, Any]]:
+  """Returns rollouts of the first groups of a step, for samples.jsonl.
+
+  Args:
+    examples: The step's examples.
+    text: Their completions, [B][G].
+    rollouts: The same as tokens.
+    scored: Their rewards.
+    kept: Which of them were trained on.
+    count: Most rollouts returned, one a group.
+    style: Form in which the gold is shown.
+
+  Returns:
+    JSON objects.
+  """
+  indices = np.asarray(kept.indices)
+  group_size = rollouts.finish.shape[1]
+  return [
+    {
+      "id": examples[b].id,
+      "rollout": g,
+      "completion": text[b][g],
+      "gold": tool_calls.render_gold(examples[b].gold, style=style),
+      "finish": "stop"
+      if rollouts.finish[b, g] == types.FINISH_STOP
+      else "length",
+      "is_kept": bool(g in indices[b]),
+      **{
+        name: part[b, g].item() for name, part in scored.parts._asdict().items()
+      },
+    }
+    # One rollout a group, a different one in each.
+    for b, g in ((b, b % group_size) for b in range(min(count, len(examples))))
+  ]

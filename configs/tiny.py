@@ -16,7 +16,7 @@ def get_config():
   config.model.path = "bundled:tiny"
   config.model.compute_dtype = "float32"
   config.model.remat = "none"
-  config.data.train_path = "synthetic:1920"
+  config.data.train_path = "synthetic:1440"
   config.data.eval_path = "synthetic:512"
   config.data.max_prompt_tokens = 160
   config.data.prompt_buckets = (128, 160)

@@ -34,7 +34,10 @@ def get_config():
   config.reward.no_call = "match"
   config.selection.keep = 4
   config.loss.clip_high = 0.28
+  # A constant rate of this size wears the model out after some 70 steps.
   config.optimizer.learning_rate = 3e-4
+  config.optimizer.warmup_steps = 5
+  config.optimizer.schedule = "linear"
   config.optimizer.b2 = 0.98
   config.mesh.strategy = "pmap"
   config.mesh.cpu_devices = 2

@@ -5,6 +5,11 @@ r"""Supervised warm start of the bundled tiny model, on generated demonstrations
 Makes the weights in toolrl_jax/assets/tiny from random ones; the export of the
 run is what is bundled. The tokenizer there comes first, from
 benchmarks/make_tiny_tokenizer.py. All values are our choice.
+
+3000 steps; took 38 minutes on one core shared with other work. Held-out (512
+items) after the clean part, at step 2500: exact 0.77 greedy, 0.72 sampled; at
+the end, after the faulty part: 0.63 greedy, 0.42 sampled, right refusals 0.93
+sampled. On 1800 other held-out items: 0.63 greedy, 0.37 sampled, 0.98 parsable.
 """
 
 from configs import common

@@ -1,6 +1,8 @@
 """Tests of toolrl_jax/scoring.py: texts in, rewards out."""
 
 import json
+import subprocess
+import sys
 import time
 
 import hypothesis
@@ -609,3 +611,42 @@ def test_score_completions_is_fast_after_warm_up():
     seconds.append(time.perf_counter() - start)
   # A few ms; the bound leaves room for type checks and a busy machine.
   assert min(seconds) < 0.5
+
+
+_REFUSED = [
+  ("[None]", "[gold]", "{}", "completions must be texts"),
+  ("[3]", "[gold]", "{}", "completions must be texts"),
+  ("[b'text']", "[gold]", "{}", "completions must be texts"),
+  ("[['a', None]]", "[gold]", "{}", "completions must be texts"),
+  ("['a']", "[None]", "{}", "a gold must be"),
+  ("['a']", "[{'calls': []}]", "{}", "a gold must be"),
+  ("['a']", "[types.Gold(calls=None)]", "{}", "a gold must be"),
+  ("['a']", "[gold]", "{'reward': None}", "reward must be a mapping"),
+  ("['a']", "[gold]", "{'style': None}", "style has no value"),
+  ("['a']", "[gold]", "{'step': 2**31}", "step must be"),
+  ("['a']", "[gold]", "{'step': 1.5}", "step must be"),
+]
+
+
+def test_score_completions_refuses_what_a_user_may_pass():
+  # In a process without the suite's own type checks, as a user meets it.
+  program = f"""
+import json
+from toolrl_jax import scoring, types
+gold = types.Gold()
+for texts, golds, options, _ in {_REFUSED!r}:
+  arguments = {{"reward": {{}}}} | eval(options)
+  try:
+    scoring.score_completions(eval(texts), eval(golds), **arguments)
+    print(json.dumps("nothing"))
+  except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True, check=True
+  )
+  said = [json.loads(line) for line in done.stdout.splitlines()]
+  assert len(said) == len(_REFUSED)
+  for line, (*_, wanted) in zip(said, _REFUSED, strict=True):
+    assert wanted in line
+    assert "\n" not in line

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,6 +260,7 @@ def test_sft_lowers_the_loss(environment, tmp_path):
     ),
     ({"reward__name": "n1"}, "gold that is no"),
     ({"rollout__group_size": 1}, "at least 2"),
+    ({"logging__profile_steps": "3"}, "a:b"),
   ],
 )
 def test_users_mistake_is_one_line(changes, said, tmp_path, capsys):
@@ -269,6 +271,32 @@ def test_users_mistake_is_one_line(changes, said, tmp_path, capsys):
   assert lines[-1].startswith("toolrl-train: ")
   assert said in lines[-1]
   assert not any("Traceback" in line for line in lines)
+
+
+def test_foreign_export_is_refused_before_work(tmp_path, capsys):
+  (tmp_path / "export").mkdir()
+  (tmp_path / "export" / "notes.txt").write_text("mine")
+  with pytest.raises(SystemExit) as caught:
+    train.run(["toolrl-train", *_arguments(tmp_path)])
+  assert caught.value.code == 2
+  assert "no exported checkpoint" in capsys.readouterr().err
+  assert (tmp_path / "export" / "notes.txt").read_text() == "mine"
+
+
+def test_refused_command_leaves_the_runs_configuration(whole):
+  before = (whole / "config.json").read_text()
+  with pytest.raises(SystemExit) as caught:
+    train.run(["toolrl-train", *_arguments(whole, model__path="/nowhere")])
+  assert caught.value.code == 2
+  assert (whole / "config.json").read_text() == before
+
+
+def test_resume_with_fewer_steps_still_finishes(environment, whole, tmp_path):
+  shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
+  shutil.rmtree(tmp_path / "checkpoints" / str(_NUM_STEPS))
+  shutil.copy(whole / "metrics.jsonl", tmp_path)
+  _finish(_start(environment, tmp_path, sampler__max_steps=2))
+  assert (tmp_path / "summary.json").exists()
 
 
 def test_help_says_how(capsys):

@@ -6,6 +6,7 @@ work starts. Knows nothing of what the fields do.
 """
 
 import difflib
+import math
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 # Smallest value of numeric fields; None in the second place: no largest.
 BOUNDS: dict[str, tuple[float, float | None]] = {
+  "seed": (0, 2**32 - 1),
   "data.max_prompt_tokens": (1, None),
   "sampler.prompts_per_step": (1, None),
   "sampler.num_epochs": (1, None),
@@ -78,10 +80,13 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
   "loss.logprob_chunk_tokens": (1, None),
   "optimizer.learning_rate": (0, None),
   "optimizer.warmup_steps": (0, None),
-  "optimizer.b1": (0, 1),
-  "optimizer.b2": (0, 1),
+  "optimizer.b1": (0, 0.999999),
+  "optimizer.b2": (0, 0.999999),
+  "optimizer.eps": (1e-30, None),
+  "optimizer.weight_decay": (0, None),
+  "optimizer.final_scale": (0, 1),
   "optimizer.clip_norm": (0, None),
-  "mesh.cpu_devices": (0, None),
+  "mesh.cpu_devices": (0, 512),
   "checkpoint.every_steps": (0, None),
   "checkpoint.keep_last": (1, None),
   "checkpoint.keep_best": (0, None),
@@ -143,7 +148,13 @@ def load(
   if not values["workdir"].value:
     raise UsageError("--workdir=DIR is required: the folder a run writes to.")
   config = values["config"].value
-  check(config)
+  try:
+    check(config)
+  except (KeyError, AttributeError, TypeError) as e:
+    raise UsageError(
+      f"{path} does not give all fields: {_one_line(e)}; start from "
+      "configs/common.py."
+    ) from e
   return config, pathlib.Path(values["workdir"].value).absolute()
 
 
@@ -153,6 +164,10 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UsageError: Naming the field, its value and what is allowed.
   """
+  for name in _names(config):
+    value = _get(config, name)
+    if isinstance(value, float) and not math.isfinite(value):
+      raise UsageError(f"config.{name} must be a finite number, got {value}.")
   for name, allowed in CHOICES.items():
     value = _get(config, name)
     if value not in allowed:
@@ -183,9 +198,12 @@ def _check_combinations(config: ml_collections.ConfigDict) -> None:
     )
   for name in ("data.prompt_buckets", "rollout.completion_buckets"):
     buckets = tuple(_get(config, name))
-    if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
+    if not all(type(b) is int and b >= 1 for b in buckets) or (
+      list(buckets) != sorted(set(buckets))
+    ):
       raise UsageError(
-        f"config.{name} must rise strictly from at least 1, got {buckets}."
+        f"config.{name} must be whole numbers that rise strictly from at least "
+        f"1, got {buckets}."
       )
   for name, limit in (
     ("data.prompt_buckets", config.data.max_prompt_tokens),
@@ -246,9 +264,15 @@ def _check_overrides(argv: Sequence[str], path: pathlib.Path) -> None:
   )
   try:
     reader([argv[0], f"--config={path}"])
-    names = set(_names(reader["config"].value))
   except Exception as e:
     raise UsageError(f"{path} could not be read: {_one_line(e)}") from e
+  config = reader["config"].value
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise UsageError(
+      f"{path} does not give all fields: get_config() returns a "
+      f"{type(config).__name__}; start from common.get_config()."
+    )
+  names = set(_names(config))
   for argument in argv[1:]:
     name = argument.lstrip("-").partition("=")[0]
     if not (argument.startswith("-") and name.startswith("config.")):

@@ -7,6 +7,7 @@ explicit types; below this module nothing knows ml_collections.
 import functools
 import json
 import pathlib
+import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,14 @@ from absl import logging
 from toolrl_jax import configuration
 from toolrl_jax.data import prompt
 from toolrl_jax.data import sampler as sampler_lib
-from toolrl_jax.model import decoder, presets, sharding, tokenizer, weights
+from toolrl_jax.model import (
+  decoder,
+  presets,
+  sharding,
+  source,
+  tokenizer,
+  weights,
+)
 from toolrl_jax.rollout import engine
 from toolrl_jax.training import groups, profile, state, update
 
@@ -51,7 +59,7 @@ def policy(config: ml_collections.ConfigDict) -> Policy:
   """
   section = config.model
   dtype = jnp.dtype(section.param_dtype)
-  source = section.tokenizer or section.path
+  origin = section.tokenizer or section.path
   try:
     if section.path:
       decoder_config, params = weights.load(
@@ -64,17 +72,20 @@ def policy(config: ml_collections.ConfigDict) -> Policy:
       params = decoder.init_params(
         decoder_config, jax.random.key(config.seed), dtype=dtype
       )
-    text = tokenizer.load(source)
-    stop_ids = weights.stop_ids(source)
-  except (ValueError, OSError) as error:
-    raise configuration.UsageError(str(error)) from error
+    text = tokenizer.load(origin)
+    stop_ids = weights.stop_ids(origin)
+  except (ValueError, OSError, TypeError, ZeroDivisionError) as error:
+    # The last two come from numbers in its files that cannot be.
+    raise configuration.UsageError(
+      f"checkpoint {section.path or section.preset!r}: {error}"
+    ) from error
   if len(text) > decoder_config.vocab_size:
     raise configuration.UsageError(
-      f"the tokenizer in {source} has {len(text)} tokens, more than the "
+      f"the tokenizer in {origin} has {len(text)} tokens, more than the "
       f"{decoder_config.vocab_size} rows of the embedding; name the "
       "checkpoint's own in config.model.tokenizer."
     )
-  return Policy(decoder_config, params, text, tuple(stop_ids), source)
+  return Policy(decoder_config, params, text, tuple(stop_ids), origin)
 
 
 def mesh(config: ml_collections.ConfigDict) -> jax.sharding.Mesh:
@@ -291,38 +302,51 @@ def prepare_devices(config: ml_collections.ConfigDict) -> None:
       logging.warning("config.mesh.cpu_devices has no effect: %s", error)
 
 
-def prepare_workdir(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path
-) -> None:
-  """Makes the run's folder with config.json, and warns of changed fields.
+def prepare_workdir(workdir: pathlib.Path) -> None:
+  """Makes the run's folder and checks what will be written there.
 
   Raises:
-    UsageError: The folder cannot be written.
+    UsageError: The folder cannot be written, or holds something else.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    changed = _write_config(config, workdir / "config.json")
-  except OSError as error:
+    with tempfile.TemporaryFile(dir=workdir):
+      pass
+    source.check_replaceable(workdir / "export")
+  except (OSError, ValueError) as error:
     raise configuration.UsageError(
-      f"--workdir must be a folder that can be written: {error}"
+      f"--workdir must be a folder that a run can write: {error}"
     ) from error
-  for line in changed:
-    logging.warning("the configuration changed since the last start: %s", line)
+  for name, is_right in (
+    ("checkpoints", pathlib.Path.is_dir),
+    ("metrics.jsonl", pathlib.Path.is_file),
+    ("samples.jsonl", pathlib.Path.is_file),
+    ("config.json", pathlib.Path.is_file),
+  ):
+    path = workdir / name
+    if path.exists() and not is_right(path):
+      raise configuration.UsageError(
+        f"{path} is not what a run writes there; choose another --workdir."
+      )
 
 
-def _write_config(
-  config: ml_collections.ConfigDict, path: pathlib.Path
-) -> list[str]:
-  """Writes the resolved configuration; names what differs from an older one."""
+def write_config(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> None:
+  """Writes config.json, and warns of fields that an older one has otherwise."""
+  path = workdir / "config.json"
   resolved = json.loads(config.to_json_best_effort())
   changed = []
   if path.is_file():
     try:
-      changed = _differences(json.loads(path.read_text()), resolved, "")
-    except json.JSONDecodeError:
-      changed = ["config.json was not readable"]
-  path.write_text(json.dumps(resolved, indent=2, sort_keys=True) + "\n")
-  return changed
+      changed = _differences(json.loads(path.read_bytes()), resolved, "")
+    except ValueError:
+      changed = ["the older config.json was not readable"]
+  for line in changed:
+    logging.warning("the configuration changed since the last start: %s", line)
+  partial = path.with_suffix(".partial")
+  partial.write_text(json.dumps(resolved, indent=2, sort_keys=True) + "\n")
+  partial.replace(path)
 
 
 def _differences(old: Any, new: Any, name: str) -> list[str]:

@@ -178,10 +178,7 @@ def parse_and_score(
       f"golds must have one entry a completion, or one a group, got "
       f"{len(golds)} for {shape[0]}; pass completions and golds of one length."
     )
-  records = [
-    tool_calls.parse_gold(gold) if isinstance(gold, str) else gold
-    for gold in golds
-  ]
+  records = [_gold_record(gold) for gold in golds]
   group_size = shape[1] if len(shape) == 2 else 1
   gold_index = [i // group_size for i in range(len(texts))]
   parsed = tuple(
@@ -200,7 +197,11 @@ def parse_and_score(
   # What is settled by now must not cost another compilation.
   kernel_options = options._replace(equality="python", newlines="one")
   padded = _score_rows(
-    gold_calls, calls, flags, jnp.asarray(step, jnp.int32), kernel_options
+    gold_calls,
+    calls,
+    flags,
+    jnp.asarray(_check_step(step), jnp.int32),
+    kernel_options,
   )
   arrays = jax.device_get(padded)
   parts = [np.asarray(part)[: len(texts)].reshape(shape) for part in arrays]
@@ -269,10 +270,35 @@ def _flags(
   return flags
 
 
+def _gold_record(gold: str | types.Gold) -> types.Gold:
+  """Reads a gold text; a record stays as it is."""
+  if isinstance(gold, str):
+    return tool_calls.parse_gold(gold)
+  if not isinstance(gold, types.Gold) or not isinstance(gold.calls, tuple):
+    raise ValueError(
+      "a gold must be a text or a types.Gold with a tuple of calls, got "
+      f"{type(gold).__name__}; wrap it."
+    )
+  return gold
+
+
+def _check_step(step: int) -> int:
+  """Refuses steps that no schedule can read."""
+  is_whole = isinstance(step, int | np.integer) and not isinstance(step, bool)
+  if not is_whole or abs(int(step)) >= 2**31:
+    raise ValueError(f"step must be a whole number below 2**31, got {step!r}.")
+  return int(step)
+
+
 def _check_options(reward: Mapping[str, Any] | RewardOptions) -> RewardOptions:
   """Checks the reward section."""
   if isinstance(reward, RewardOptions):
     reward = reward._asdict()
+  if not isinstance(reward, Mapping):
+    raise ValueError(
+      f"reward must be a mapping, got {type(reward).__name__}; pass "
+      "config.reward.to_dict() or {}."
+    )
   return RewardOptions.from_mapping(reward)
 
 
@@ -282,7 +308,7 @@ def _check_style(style: str) -> tool_calls.Style:
     if style == known:
       return known
   raise ValueError(
-    f"style has no value {style!r}; {_nearest(style, get_args(tool_calls.Style))}"
+    f"style has no value {style!r}; {_nearest(str(style), get_args(tool_calls.Style))}"
   )
 
 
@@ -290,6 +316,13 @@ def _flatten(
   completions: Sequence[str] | Sequence[Sequence[str]],
 ) -> tuple[list[str], tuple[int, ...]]:
   """Lists all texts, row by row, with the shape they came in."""
+  for group in completions:
+    for text in group if isinstance(group, list | tuple) else (group,):
+      if not isinstance(text, str):
+        raise ValueError(
+          "completions must be texts or lists of texts, got "
+          f"{type(text).__name__}; decode tokens first."
+        )
   texts = [one for one in completions if isinstance(one, str)]
   if len(texts) == len(completions):
     return texts, (len(completions),)

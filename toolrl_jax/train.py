@@ -175,7 +175,7 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     StoppedRunError: The run cannot go on.
   """
   parts.prepare_devices(config)
-  parts.prepare_workdir(config, workdir)
+  parts.prepare_workdir(workdir)
 
   # ----- policy and rows -----
   policy = parts.policy(config)
@@ -204,7 +204,9 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     keep_best=config.checkpoint.keep_best,
   )
   try:
-    restored = checkpoints.restore_latest(updates.template(policy.params))
+    restored = checkpoints.restore_latest(
+      updates.template(policy.params), host_keys=("sampler", "before")
+    )
   except ValueError as error:
     raise configuration.UsageError(str(error)) from error
   if restored is None:
@@ -220,6 +222,7 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     workdir, total_steps=total_steps, tensorboard=config.logging.tensorboard
   )
   profiler = parts.profiler(config, workdir)
+  parts.write_config(config, workdir)
   engine = parts.rollout_engine(
     config, policy, updates.params_for_engine(progress.state)
   )
@@ -249,6 +252,8 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     if progress.step == 0:
       progress.host["before"] = _held_out(run, 0)
       writer.write(0, progress.host["before"])
+    if stop.is_set:
+      return
     train = train_grpo if config.algorithm == "grpo" else train_sft
     train(run, order, progress)
 
@@ -479,6 +484,8 @@ def _must_stop(
 def _finish(run: Run, progress: Progress) -> None:
   """Exports the policy and writes what the run achieved."""
   run.checkpoints.wait()
+  if "after" not in progress.host:  # Fewer steps than the checkpoint has.
+    progress.host["after"] = _held_out(run, progress.step)
   if run.config.checkpoint.export:
     weights.save(
       run.workdir / "export",

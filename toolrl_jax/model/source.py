@@ -72,7 +72,7 @@ def whole_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     ValueError: If `path` holds something that is no checkpoint.
   """
   target = pathlib.Path(path).expanduser().absolute()
-  _check_replaceable(target)
+  check_replaceable(target)
   # Fixed names, so that what a killed process left is taken away here.
   partial = target.with_name(f".{target.name}.partial")
   old = target.with_name(f".{target.name}.old")
@@ -88,8 +88,15 @@ def whole_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _check_replaceable(target: pathlib.Path) -> None:
-  """Refuses to write over what is no checkpoint."""
+def check_replaceable(target: pathlib.Path) -> None:
+  """Refuses to write over what is no checkpoint.
+
+  Args:
+    target: Folder that an export would replace; need not exist.
+
+  Raises:
+    ValueError: Something else is there.
+  """
   if target.is_dir() and not any(target.iterdir()):
     return
   # A run's folder has a config.json too, and is not for replacing.

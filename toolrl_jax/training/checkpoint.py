@@ -8,7 +8,7 @@ what the host state means.
 import base64
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -115,7 +115,7 @@ class RunCheckpoints:
     )
 
   def restore_latest(
-    self, template: TrainState
+    self, template: TrainState, *, host_keys: Sequence[str] = ()
   ) -> tuple[int, TrainState, dict[str, Any]] | None:
     """Reads the newest step that is whole.
 
@@ -125,6 +125,7 @@ class RunCheckpoints:
     Args:
       template: Arrays or `jax.ShapeDtypeStruct`s with the shapes, dtypes and
         shardings to restore into; any mesh and strategy will do.
+      host_keys: What the host state of a whole step holds.
 
     Returns:
       Step, state and host state; None when the directory holds no step.
@@ -144,6 +145,9 @@ class RunCheckpoints:
           ),
         )
         state, host = restored["state"], _decode(restored["host"])
+        missing = set(host_keys) - set(host)
+        if missing:
+          raise ValueError(f"the host state lacks {', '.join(sorted(missing))}")
       except Exception as error:  # noqa: BLE001
         # A damaged directory fails in whatever layer meets the damage first.
         logging.warning("checkpoint %d cannot be read: %s", step, error)

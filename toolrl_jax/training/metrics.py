@@ -305,8 +305,8 @@ def _cut_lines(path: pathlib.Path, step: int) -> None:
     try:
       is_kept = json.loads(line)["step"] <= step
     except (ValueError, KeyError, TypeError):
-      # What stands behind a torn line was written after it.
-      break
+      logging.warning("%s: left out a line that is damaged", path)
+      continue
     if is_kept:
       kept.append(line)
   # Replaced in one go: a kill in between leaves one of the two versions.

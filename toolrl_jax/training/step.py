@@ -234,7 +234,7 @@ def take_step(
   optimizer: optax.GradientTransformation,
   **choices: Any,
 ) -> tuple[state_lib.TrainState, dict[str, Float[Array, ""]]]:
-  """Takes one optimizer step, unless loss or gradient are not finite.
+  """Takes one optimizer step, unless loss, gradient or change are not finite.
 
   Then, and when no rollout of the batch takes part, the state is returned as
   it came, its step included.
@@ -250,8 +250,13 @@ def take_step(
   """
   loss, grads, parts = loss_and_grads(state.params, batch, **choices)
   grad_norm = optax.tree.norm(grads)
-  is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
   changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  # The changes too: an optimizer can turn finite gradients into NaN.
+  is_finite = (
+    jnp.isfinite(loss)
+    & jnp.isfinite(grad_norm)
+    & jnp.isfinite(optax.tree.norm(changes))
+  )
   stepped = state_lib.TrainState(
     state.step + 1, optax.apply_updates(state.params, changes), opt_state
   )

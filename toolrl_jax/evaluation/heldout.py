@@ -79,15 +79,18 @@ def evaluate(
       completion_buckets=completion_buckets,
       temperature=heat,
     )
-    parts = scoring.score_completions(
+    parts, parsed = scoring.parse_and_score(
       texts, golds, reward=reward, step=step, style=style
     )
+    is_formatted = [
+      gold.kind in one.formats_one_or_two for gold, one in zip(golds, parsed)
+    ]
     success = np.asarray(parts.success)
     # The sampled answers are the main ones: what training samples.
     suffix = "_greedy" if name == "greedy" else ""
     metrics |= {
       f"heldout/exact_{name}_frac": float(success.mean()),
-      f"heldout/format{suffix}_frac": _format_frac(texts, golds, style),
+      f"heldout/format{suffix}_frac": float(np.mean(is_formatted)),
       f"heldout/reward{suffix}": float(parts.total.mean()),
     }
     if needs_call.any():
@@ -99,15 +102,6 @@ def evaluate(
         success[~needs_call].mean()
       )
   return metrics
-
-
-def _format_frac(
-  texts: Sequence[str], golds: Sequence[types.Gold], style: tool_calls.Style
-) -> float:
-  """Returns the share of texts with the format that their gold asks for."""
-  plain = {"name": "toolrl", "scale": "fixed", "newlines": "one_or_two"}
-  parts = scoring.score_completions(texts, golds, reward=plain, style=style)
-  return float((np.asarray(parts.format) == 1.0).mean())
 
 
 def _answer(

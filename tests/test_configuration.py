@@ -98,6 +98,7 @@ def test_load_refuses_in_one_line(recipe, arguments, said):
     ("raise RuntimeError('mine')", "mine"),
     ("this is no python", "could not be read"),
     ("return {}", "does not give all fields"),
+    ("raise SystemExit('enough')", "enough"),
   ],
 )
 def test_load_refuses_a_recipe_that_fails(recipe, body, said):
@@ -105,6 +106,13 @@ def test_load_refuses_a_recipe_that_fails(recipe, body, said):
     _load(f"--config={recipe(body)}", "--workdir=/tmp/x")
   assert said in str(caught.value)
   assert "\n" not in str(caught.value)
+
+
+def test_load_refuses_an_argument_that_the_recipe_does_not_take(recipe):
+  with pytest.raises(configuration.UsageError) as caught:
+    _load(f"--config={recipe('pass')}:small", "--workdir=/tmp/x")
+  assert "takes 0 positional arguments" in str(caught.value)
+  assert "Traceback" not in str(caught.value)
 
 
 def test_load_needs_config_and_workdir(recipe):

@@ -181,6 +181,7 @@ def _wait_for(moment, workdir, process):
     num_rows = path.read_text().count("\n") if path.exists() else 0
     saving = list((workdir / "checkpoints").glob("*tmp*"))
     is_there = {
+      "first_evaluation": (workdir / "config.json").exists(),
       "first_step": num_rows >= 2,
       "later_step": num_rows >= 5,
       "in_a_save": num_rows >= 4 and saving,
@@ -202,6 +203,18 @@ def test_sigterm_saves_and_exits_cleanly(environment, whole, tmp_path):
   assert not (tmp_path / "summary.json").exists()
   said = _finish(_start(environment, tmp_path))
   assert f"resumed from the checkpoint of step {num_rows - 1}" in said
+  _assert_equal_runs(whole, tmp_path)
+
+
+def test_sigterm_before_the_first_step_ends_at_once(
+  environment, whole, tmp_path
+):
+  process = _start(environment, tmp_path)
+  _wait_for("first_evaluation", tmp_path, process)
+  process.send_signal(signal.SIGTERM)
+  assert "nothing to save" in _finish(process)
+  assert not _rows(tmp_path)
+  _finish(_start(environment, tmp_path))
   _assert_equal_runs(whole, tmp_path)
 
 
@@ -259,6 +272,14 @@ def test_sft_lowers_the_loss(environment, tmp_path):
       "usable row",
     ),
     ({"reward__name": "n1"}, "gold that is no"),
+    ({"model__preset": "tiny"}, "set one of them to ''"),
+    (
+      {
+        "rollout__max_completion_tokens": 100_000,
+        "rollout__completion_buckets": (100_000,),
+      },
+      "must fit the checkpoint's",
+    ),
     ({"rollout__group_size": 1}, "at least 2"),
     ({"logging__profile_steps": "3"}, "a:b"),
   ],

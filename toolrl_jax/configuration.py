@@ -140,7 +140,7 @@ def load(
     rest = values(list(argv))
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
     raise UsageError(_one_line(e)) from e
-  except Exception as e:
+  except (Exception, SystemExit) as e:
     # A recipe is the user's own Python file and may fail in any way.
     raise UsageError(f"{path} could not be read: {_one_line(e)}") from e
   if len(rest) > 1:
@@ -195,6 +195,12 @@ def _check_combinations(config: ml_collections.ConfigDict) -> None:
     raise UsageError(
       "config.model.path is empty; name a checkpoint, or both "
       "config.model.preset and config.model.tokenizer."
+    )
+  if config.model.path and config.model.preset:
+    raise UsageError(
+      f"config.model.preset = {config.model.preset!r} is only read without a "
+      f"checkpoint, and config.model.path = {config.model.path!r}; set one of "
+      "them to ''."
     )
   for name in ("data.prompt_buckets", "rollout.completion_buckets"):
     buckets = tuple(_get(config, name))
@@ -264,7 +270,7 @@ def _check_overrides(argv: Sequence[str], path: pathlib.Path) -> None:
   )
   try:
     reader([argv[0], f"--config={path}"])
-  except Exception as e:
+  except (Exception, SystemExit) as e:
     raise UsageError(f"{path} could not be read: {_one_line(e)}") from e
   config = reader["config"].value
   if not isinstance(config, ml_collections.ConfigDict):
@@ -305,4 +311,8 @@ def _get(config: ml_collections.ConfigDict, name: str) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-  return " ".join(str(error).split()) or type(error).__name__
+  text = str(error)
+  if "Traceback (most recent call last)" in text:
+    # ml_collections hands on what a recipe raised as a whole traceback.
+    text = text.strip().splitlines()[-1]
+  return " ".join(text.split()) or type(error).__name__

@@ -109,6 +109,7 @@ def read(
   if not encoded.kept:
     reason = f"; the first: {rejected[0].reason}" if rejected else ""
     raise configuration.UsageError(f"{path} has no usable row{reason}.")
+  _check_positions(config, policy, encoded.prompt_ids)
   kept = encoded.kept[: limit or None]
   buckets = tuple(section.prompt_buckets) or prompt.default_buckets(
     section.max_prompt_tokens
@@ -120,6 +121,23 @@ def read(
     buckets,
     rejected,
   )
+
+
+def _check_positions(
+  config: ml_collections.ConfigDict,
+  policy: parts.Policy,
+  prompt_ids: Sequence[Sequence[int]],
+) -> None:
+  """Refuses prompts that, with a completion, pass the checkpoint's context."""
+  longest = max(map(len, prompt_ids))
+  completion = config.rollout.max_completion_tokens
+  if longest + completion > policy.config.max_positions:
+    raise configuration.UsageError(
+      f"the longest prompt, {longest} tokens, and a completion of {completion} "
+      f"must fit the checkpoint's {policy.config.max_positions} positions; "
+      "lower config.data.max_prompt_tokens or "
+      "config.rollout.max_completion_tokens."
+    )
 
 
 def _log_rejected(rejected: Sequence[types.Rejected], what: str) -> None:

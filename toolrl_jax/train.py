@@ -105,10 +105,19 @@ class Progress(NamedTuple):
 
 
 class StopSignal:
-  """Remembers that SIGTERM came, so that the step can end first."""
+  """SIGTERM: ends the command at once, or once steps run, after the step.
+
+  Attributes:
+    is_set: Whether it came while steps ran.
+  """
 
   def __init__(self):
     self.is_set = False
+    self._is_deferred = False
+
+  def defer(self) -> None:
+    """From now on there is something to save first."""
+    self._is_deferred = True
 
   def __enter__(self) -> "StopSignal":
     self._previous = signal.signal(signal.SIGTERM, self._set)
@@ -118,6 +127,9 @@ class StopSignal:
     signal.signal(signal.SIGTERM, self._previous)
 
   def _set(self, number, frame):
+    if not self._is_deferred:
+      logging.warning("SIGTERM before the first step: there is nothing to save")
+      raise SystemExit
     self.is_set = True
     logging.warning("SIGTERM: the run ends after this step, with a checkpoint")
 
@@ -174,6 +186,14 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     UsageError: Something the user can mend is wrong; nothing was started.
     StoppedRunError: The run cannot go on.
   """
+  with StopSignal() as stop:
+    _main(config, workdir, stop)
+
+
+def _main(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, stop: StopSignal
+) -> None:
+  """Builds the parts in the order of the data path, and trains."""
   parts.prepare_devices(config)
   parts.prepare_workdir(workdir)
 
@@ -230,7 +250,6 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     writer,
     checkpoints,
     profiler,
-    StopSignal() as stop,
     collect.start(engine, server=config.rollout.server) as server,
   ):
     writer.truncate_to(-1 if restored is None else progress.step)
@@ -252,8 +271,7 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     if progress.step == 0:
       progress.host["before"] = _held_out(run, 0)
       writer.write(0, progress.host["before"])
-    if stop.is_set:
-      return
+    stop.defer()
     train = train_grpo if config.algorithm == "grpo" else train_sft
     train(run, order, progress)
 

@@ -117,6 +117,29 @@ def test_load_reads_jsonl_and_lists_bad_lines(tmp_path):
   assert loaded.rejected[1].reason == "the id occurs before"
 
 
+@pytest.mark.parametrize(
+  ("calls", "reason"),
+  [
+    ([{"name": "a", "arguments": {}}] * 65, "at most 64 calls, has 65"),
+    (
+      [{"name": "a", "arguments": {str(i): i for i in range(257)}}],
+      "at most 256 argument names, has 257",
+    ),
+  ],
+)
+def test_load_leaves_out_gold_of_absurd_size(tmp_path, calls, reason):
+  line = {"messages": [{"role": "user", "content": "a"}]}
+  file = tmp_path / "rows.jsonl"
+  file.write_text(
+    "\n".join(
+      json.dumps(line | {"gold": {"calls": calls}}) for calls in ([], calls)
+    )
+  )
+  loaded = dataset.load(str(file))
+  assert len(loaded.examples) == 1
+  assert reason in loaded.rejected[0].reason
+
+
 def test_load_keeps_line_separators_inside_strings(tmp_path):
   content = "a\u2028b\u0085c"
   line = {"messages": [{"role": "user", "content": content}]}

@@ -288,9 +288,9 @@ def test_load_names_the_cut_file(tmp_path):
   path.write_bytes(content[:200])
   one_line(path, "no whole GGUF file")
   path.write_bytes(b"no weights")
-  one_line(path, "no whole GGUF file")
+  one_line(path, "is no GGUF file")
   path.write_bytes(b"")
-  one_line(path, "no whole GGUF file")
+  one_line(path, "is no GGUF file")
 
 
 def test_load_names_the_unknown_architecture(tmp_path):

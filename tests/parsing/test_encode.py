@@ -190,6 +190,14 @@ def test_encode_pads_to_few_shapes():
   assert shapes == {((1, 4, 4), (1, 4, 4))}
 
 
+def test_encode_refuses_gold_that_holds_itself():
+  items = []
+  items.append(items)
+  gold = types.Gold((types.ToolCall("a", {"p": items}),), None)
+  with pytest.raises(ValueError, match="nested too deeply or holds itself"):
+    encode.encode([gold], [], [], equality="python")
+
+
 def test_encode_of_nothing_is_empty():
   golds, calls = encode.encode([], [], [], equality="strict", num_rows=8)
   assert golds.value_ids.shape == calls.value_ids.shape == (8, 4, 4)

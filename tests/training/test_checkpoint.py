@@ -217,3 +217,53 @@ def _is_saving_after_a_whole_step(directory: pathlib.Path) -> bool:
   return any(name.isdigit() for name in names) and any(
     "orbax-checkpoint-tmp" in name for name in names
   )
+
+
+def test_restore_latest_finds_a_flipped_bit_of_the_host_state(tmp_path):
+  with _open(tmp_path) as checkpoints:
+    checkpoints.save(1, _state(1), {"word": "first"})
+    checkpoints.save(2, _state(2), {"word": "second"})
+  path = tmp_path / "2" / "host" / "metadata"
+  path.write_text(path.read_text().replace("second", "sesond"))
+  assert _restored(tmp_path) == (1, 1.0, {"word": "first"})
+  assert (tmp_path / "corrupt-2").is_dir()
+
+
+def test_restore_latest_finds_a_flipped_bit_of_the_state(tmp_path):
+  # Bits that no compression can shorten are stored as they are, so that a
+  # flipped one breaks no format.
+  bits = np.random.default_rng(0).integers(0, 2**32, (64, 64), np.uint32)
+  noise = jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.float32)
+  with _open(tmp_path) as checkpoints:
+    for step in (1, 2):
+      state = _state(step)._replace(params={"kernel": noise})
+      checkpoints.save(step, state, {})
+  (path,) = (
+    path
+    for path in (tmp_path / "2" / "state").rglob("*")
+    if path.is_file() and bits[:2].tobytes() in path.read_bytes()
+  )
+  data = bytearray(path.read_bytes())
+  data[data.index(bits[1].tobytes())] ^= 4
+  path.write_bytes(data)
+  with _open(tmp_path) as checkpoints:
+    step, state, _ = checkpoints.restore_latest(state)
+  assert step == 1
+  got = jax.lax.bitcast_convert_type(state.params["kernel"], jnp.uint32)
+  np.testing.assert_array_equal(got, bits)
+
+
+def test_digest_depends_on_values_and_places_but_not_on_the_mesh():
+  state = _state(1)
+  digest = checkpoint.digest(state, {})
+  mesh = Mesh(np.asarray(jax.devices()[:2]), ("d",))
+  spread = jax.device_put(
+    state._replace(step=None), NamedSharding(mesh, PartitionSpec("d"))
+  )
+  assert checkpoint.digest(spread._replace(step=state.step), {}) == digest
+  one = state.params["kernel"].at[1, 2].set(1.0000001)
+  changed = state._replace(params={"kernel": one})
+  assert checkpoint.digest(changed, {}) != digest
+  other = state._replace(params={"kernel": one[::-1]})
+  assert checkpoint.digest(other, {}) != checkpoint.digest(changed, {})
+  assert checkpoint.digest(state, {"a": 1}) != digest

@@ -29,6 +29,10 @@ Format = Literal["auto", "toolrl_parquet", "toolrl_json", "jsonl"]
 BadRows = Literal["drop", "error"]
 
 _SYNTHETIC = "synthetic:"
+# All rows of a batch are padded to its largest gold, so one absurd row would
+# slow every step or exhaust the memory.
+_MAX_CALLS = 64
+_MAX_ARGUMENTS = 256
 
 
 class Loaded(NamedTuple):
@@ -260,6 +264,13 @@ def _add_jsonl(
 def _add(loaded: Loaded, row: jsonl.Row, style: tool_calls.Style) -> None:
   """Appends a row whose text can be written and whose target is known."""
   example, target = row.example, row.target
+  names = {name for call in example.gold.calls for name in call.arguments}
+  for count, most, what in (
+    (len(example.gold.calls), _MAX_CALLS, "calls"),
+    (len(names), _MAX_ARGUMENTS, "argument names"),
+  ):
+    if count > most:
+      raise ValueError(f"a gold may have at most {most} {what}, has {count}.")
   # Targets in the ToolRL form do not fit another style.
   is_foreign = style != "toolrl" and example.verbatim is not None
   if target is None or is_foreign:

@@ -252,7 +252,10 @@ class PromptSampler:
       ValueError: The state belongs to other ids, lengths or settings.
     """
     saved = state["settings"]
-    for name, value in self._settings.items():
+    # Sums of the data last: another seed changes generated rows, too.
+    for name, value in sorted(
+      self._settings.items(), key=lambda item: item[0].endswith("sha256")
+    ):
       if name not in saved or saved[name] != value:
         raise ValueError(
           f"the saved sampler state needs {name}={saved.get(name)!r}, got"

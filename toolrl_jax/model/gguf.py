@@ -90,6 +90,11 @@ def open_file(path: pathlib.Path) -> GgufFile:
 @functools.lru_cache(maxsize=1)
 def _open_file(path: pathlib.Path, mtime_ns: int, size: int) -> GgufFile:
   del mtime_ns, size  # They make a changed file a new one.
+  with path.open("rb") as stream:
+    if stream.read(4) != b"GGUF":
+      raise ValueError(
+        f"{path} is no GGUF file; name a .gguf file or a Hugging Face folder."
+      )
   try:
     file = _Reader(path)
     metadata = {name: field.contents() for name, field in file.fields.items()}

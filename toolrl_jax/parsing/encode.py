@@ -132,7 +132,12 @@ def encode(
   Raises:
     ValueError: A gold argument is not JSON.
   """
-  tables = [_gold_tables(gold, equality) for gold in golds]
+  try:
+    tables = [_gold_tables(gold, equality) for gold in golds]
+  except RecursionError:
+    raise ValueError(
+      "a gold argument is nested too deeply or holds itself; flatten it."
+    ) from None
   gold_rows = [
     _encode_calls(gold.calls, None, table, equality)
     for gold, table in zip(golds, tables, strict=True)

@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from configs import common
-from toolrl_jax import configuration, train
+from toolrl_jax import configuration, parts, train
 from toolrl_jax.training import metrics
 
 _NUM_STEPS = 6
@@ -318,6 +318,33 @@ def test_resume_with_fewer_steps_still_finishes(environment, whole, tmp_path):
   shutil.copy(whole / "metrics.jsonl", tmp_path)
   _finish(_start(environment, tmp_path, sampler__max_steps=2))
   assert (tmp_path / "summary.json").exists()
+
+
+def test_second_run_in_a_folder_is_refused(tmp_path, capsys):
+  with parts.sole_writer(tmp_path), pytest.raises(SystemExit) as caught:
+    train.run(["toolrl-train", *_arguments(tmp_path)])
+  assert caught.value.code == 2
+  said = capsys.readouterr().err
+  assert f"another run, process {os.getpid()}, writes to" in said
+  assert not (tmp_path / "config.json").exists()
+
+
+def test_sft_refuses_long_targets_before_work(tmp_path, capsys):
+  with pytest.raises(SystemExit) as caught:
+    train.run(
+      [
+        "toolrl-train",
+        *_arguments(
+          tmp_path,
+          algorithm="sft",
+          rollout__max_completion_tokens=8,
+          prompt__template="toolrl",
+        ),
+      ]
+    )
+  assert caught.value.code == 2
+  assert "targets have more tokens than" in capsys.readouterr().err
+  assert not (tmp_path / "config.json").exists()
 
 
 def test_help_says_how(capsys):

@@ -78,6 +78,7 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
   "loss.epochs_per_batch": (1, None),
   "loss.importance_correction": (0, None),
   "loss.logprob_chunk_tokens": (1, None),
+  "loss.micro_groups": (0, None),
   "optimizer.learning_rate": (0, None),
   "optimizer.warmup_steps": (0, None),
   "optimizer.b1": (0, 0.999999),

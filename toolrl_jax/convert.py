@@ -105,11 +105,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   parser.add_argument(
     "--max-shard-gb",
-    type=float,
+    type=_gigabytes,
     default=5.0,
     help="gigabytes above which the weights are split over files",
   )
   return parser.parse_args(argv)
+
+
+def _gigabytes(text: str) -> float:
+  value = float(text)
+  if not 1e-6 <= value <= 1e6:
+    raise argparse.ArgumentTypeError(f"must be in [1e-6, 1e6], got {text}")
+  return value
 
 
 def convert(
@@ -137,6 +144,8 @@ def convert(
     ValueError: If `src` cannot be read or `dst` not be replaced.
   """
   found = source.locate(src)
+  if found.resolve() == pathlib.Path(dst).expanduser().resolve():
+    raise ValueError(f"DST is SRC, {dst}; name another folder.")
   if form == "auto":
     form = _form_of(found)
   if step is not None and form != "workdir":
@@ -247,7 +256,8 @@ def _restore(
     decoder.param_shapes(config),
   )
   item = tree if below is None else {below: tree}
-  with _one_line(folder), ocp.PyTreeCheckpointer() as checkpointer:
+  what = f"the parameters in {folder} do not load"
+  with _one_line(what), ocp.PyTreeCheckpointer() as checkpointer:
     restored = checkpointer.restore(
       folder.absolute(),
       args=ocp.args.PyTreeRestore(
@@ -280,21 +290,20 @@ def _save_orbax(dst: str, loaded: Loaded) -> None:
       dtype=dtype,
       tokenizer_from=loaded.tokenizer_from,
     )
-    with ocp.StandardCheckpointer() as checkpointer:
+    what = f"the parameters cannot be written to {dst}"
+    with _one_line(what), ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(folder / _PARAMS, loaded.params)
 
 
 @contextlib.contextmanager
-def _one_line(folder: pathlib.Path) -> Iterator[None]:
-  """Names the folder in whatever Orbax raises for a damaged one."""
+def _one_line(what: str) -> Iterator[None]:
+  """Says what failed in one line, whatever Orbax raises."""
   try:
     yield
-  # Orbax and tensorstore raise many kinds for a damaged folder.
+  # Orbax and tensorstore raise many kinds: damage, a full disk.
   except Exception as error:  # noqa: BLE001
     reason = (str(error).splitlines() or ["no reason given"])[0]
-    raise ValueError(
-      f"the parameters in {folder} do not load: {reason[:300]}"
-    ) from error
+    raise ValueError(f"{what}: {reason[:300]}") from error
 
 
 if __name__ == "__main__":

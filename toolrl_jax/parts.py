@@ -4,11 +4,14 @@ Each function reads one section of the configuration and returns one part with
 explicit types; below this module nothing knows ml_collections.
 """
 
+import contextlib
+import fcntl
 import functools
 import json
+import os
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -74,6 +77,8 @@ def policy(config: ml_collections.ConfigDict) -> Policy:
       )
     text = tokenizer.load(origin)
     stop_ids = weights.stop_ids(origin)
+  except configuration.UsageError:
+    raise  # Of the mesh, not of the checkpoint.
   except (ValueError, OSError, TypeError, ZeroDivisionError) as error:
     # The last two come from numbers in its files that cannot be.
     raise configuration.UsageError(
@@ -166,6 +171,8 @@ def update_options(config: ml_collections.ConfigDict) -> update.UpdateOptions:
     compute_dtype=config.model.compute_dtype,
     minibatches=section.minibatches,
     epochs_per_batch=section.epochs_per_batch,
+    is_packed=section.packing,
+    micro_groups=section.micro_groups,
   )
 
 
@@ -328,6 +335,29 @@ def prepare_workdir(workdir: pathlib.Path) -> None:
       raise configuration.UsageError(
         f"{path} is not what a run writes there; choose another --workdir."
       )
+
+
+@contextlib.contextmanager
+def sole_writer(workdir: pathlib.Path) -> Iterator[None]:
+  """Keeps other runs out of a folder until the end of the `with` block.
+
+  Raises:
+    UsageError: Another run writes there.
+  """
+  path = workdir / ".lock"
+  with path.open("a+") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      file.seek(0)
+      raise configuration.UsageError(
+        f"another run, process {file.read().strip() or 'unknown'}, writes to "
+        f"{workdir}; stop it or choose another --workdir."
+      ) from error
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    yield
 
 
 def write_config(

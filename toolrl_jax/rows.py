@@ -24,7 +24,8 @@ class Rows(NamedTuple):
   Attributes:
     examples: Rows.
     prompt_ids: Token ids of each row's prompt.
-    targets: Right completion text of each row, for SFT.
+    targets: Right completion text of each row.
+    target_ids: Its token ids with the stop token; for SFT only, else empty.
     buckets: Bucket lengths of the prompts.
     rejected: Rows left out, with the reason.
   """
@@ -32,6 +33,7 @@ class Rows(NamedTuple):
   examples: list[types.Example]
   prompt_ids: list[list[int]]
   targets: list[str]
+  target_ids: list[list[int]]
   buckets: tuple[int, ...]
   rejected: list[types.Rejected]
 
@@ -39,7 +41,10 @@ class Rows(NamedTuple):
 def train(config: ml_collections.ConfigDict, policy: parts.Policy) -> Rows:
   """Returns the training rows; generated ones are demonstrations for SFT."""
   split: synthetic.Split = "sft" if config.algorithm == "sft" else "train"
-  return read(config, config.data.train_path, policy, split=split)
+  read_rows = read(config, config.data.train_path, policy, split=split)
+  if config.algorithm != "sft":
+    return read_rows
+  return read_rows._replace(target_ids=target_ids(config, policy, read_rows))
 
 
 def held_out(
@@ -118,6 +123,7 @@ def read(
     [loaded.examples[i] for i in kept],
     encoded.prompt_ids[: len(kept)],
     [loaded.targets[i] for i in kept],
+    [],
     buckets,
     rejected,
   )
@@ -182,13 +188,16 @@ def target_ids(
   end = policy.tokenizer.eos_token_id
   end = end if end in policy.stop_ids else policy.stop_ids[0]
   limit = config.rollout.max_completion_tokens
-  targets = []
-  for example, target in zip(rows.examples, rows.targets):
-    ids = policy.tokenizer(target, add_special_tokens=False)["input_ids"]
-    if len(ids) + 1 > limit:
-      raise configuration.UsageError(
-        f"the target of {example.id} has {len(ids) + 1} tokens, more than "
-        f"config.rollout.max_completion_tokens = {limit}; raise it."
-      )
-    targets.append([*ids, end])
+  targets = [
+    [*policy.tokenizer(target, add_special_tokens=False)["input_ids"], end]
+    for target in rows.targets
+  ]
+  too_long = [i for i, ids in enumerate(targets) if len(ids) > limit]
+  if too_long:
+    raise configuration.UsageError(
+      f"{len(too_long)} targets have more tokens than "
+      f"config.rollout.max_completion_tokens = {limit}, the longest "
+      f"{max(len(targets[i]) for i in too_long)}, the first that of "
+      f"{rows.examples[too_long[0]].id}; raise it or take the rows out."
+    )
   return targets

@@ -147,6 +147,10 @@ def run(argv: list[str] | None = None) -> None:
   except (StoppedRunError, collect.RolloutError) as error:
     logging.debug("stopped", exc_info=True)
     sys.exit(_fail(1, error))
+  except OSError as error:
+    # A full disk, a folder that went away.
+    logging.debug("stopped", exc_info=True)
+    sys.exit(_fail(1, f"{error}; then the same command resumes the run"))
   except KeyboardInterrupt:
     sys.exit(_fail(130, "interrupted; the same command resumes the run"))
 
@@ -166,7 +170,14 @@ def _prepare_logging() -> None:
 
 def _is_ours_or_warning(record: python_logging.LogRecord) -> bool:
   """Leaves out what JAX looks for at its start, and Orbax at every save."""
-  is_loud = record.name.startswith("jax") or "orbax" in record.pathname
+  is_orbax = "orbax" in record.pathname
+  if is_orbax:
+    # What it reports with a traceback is raised as well, and ends the run.
+    record.exc_info = None
+    record.msg, record.args = record.getMessage().partition("\n")[0], ()
+    if "tracked_metric" in record.msg:
+      return False  # A step without held-out scores is no mistake.
+  is_loud = record.name.startswith("jax") or is_orbax
   return record.levelno >= python_logging.WARNING or not is_loud
 
 
@@ -186,7 +197,9 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     UsageError: Something the user can mend is wrong; nothing was started.
     StoppedRunError: The run cannot go on.
   """
-  with StopSignal() as stop:
+  parts.prepare_devices(config)
+  parts.prepare_workdir(workdir)
+  with StopSignal() as stop, parts.sole_writer(workdir):
     _main(config, workdir, stop)
 
 
@@ -194,9 +207,6 @@ def _main(
   config: ml_collections.ConfigDict, workdir: pathlib.Path, stop: StopSignal
 ) -> None:
   """Builds the parts in the order of the data path, and trains."""
-  parts.prepare_devices(config)
-  parts.prepare_workdir(workdir)
-
   # ----- policy and rows -----
   policy = parts.policy(config)
   train_rows = rows.train(config, policy)
@@ -394,9 +404,8 @@ def train_sft(
   run: Run, order: sampler.PromptSampler, progress: Progress
 ) -> None:
   """Fine-tunes on the rows' targets; the loss is on target tokens only."""
-  config, policy, train_rows = run.config, run.policy, run.train_rows
+  config, train_rows = run.config, run.train_rows
   step, state, host = progress
-  targets = rows.target_ids(config, policy, train_rows)
   batch = order.next_batch()
   while batch is not None:
     step += 1
@@ -412,7 +421,7 @@ def train_sft(
       state,
       sft.assemble(
         prompts,
-        [targets[i] for i in batch.indices],
+        [train_rows.target_ids[i] for i in batch.indices],
         buckets=parts.completion_buckets(config),
       ),
       key=parts.step_key(config, step, "minibatches"),
@@ -520,7 +529,8 @@ def _finish(run: Run, progress: Progress) -> None:
   }
   summary = {"steps": progress.step, "heldout": scores}
   (run.workdir / "summary.json").write_text(json.dumps(summary, indent=2))
-  logging.info("finished\n%s", step_metrics.summary_table(scores))
+  table = step_metrics.summary_table(scores) if scores else "no held-out rows"
+  logging.info("finished\n%s", table)
 
 
 if __name__ == "__main__":

@@ -292,6 +292,32 @@ class GroupAdvantage(NamedTuple):
   is_zero_variance: Bool[Array, "*batch"]
 
 
+class Packing(NamedTuple):
+  """Where the tokens of R blocks stand, packed (N, M) and padded (G, E).
+
+  G counts the padded places of a block's prompts and completions in the order
+  of the groups, E those of the completions alone. An index equal to the size
+  of what it points into stands for nothing.
+
+  Attributes:
+    token_ids: Packed tokens, int32 [R, N].
+    positions: Position of each in its own sequence, int32 [R, N].
+    to_padded: Packed token of each padded place, int32 [R, G].
+    to_packed: Padded place of each packed token, int32 [R, N].
+    scored_ids: Completion tokens, int32 [R, M].
+    predictor: Packed token whose hidden state predicts each, int32 [R, M].
+    to_scores: Which of the M each padded completion place is, int32 [R, E].
+  """
+
+  token_ids: Int[Array | np.ndarray, "R N"]
+  positions: Int[Array | np.ndarray, "R N"]
+  to_padded: Int[Array | np.ndarray, "R G"]
+  to_packed: Int[Array | np.ndarray, "R N"]
+  scored_ids: Int[Array | np.ndarray, "R M"]
+  predictor: Int[Array | np.ndarray, "R M"]
+  to_scores: Int[Array | np.ndarray, "R E"]
+
+
 class Rejected(NamedTuple):
   """A row that was left out.
 

@@ -123,7 +123,11 @@ def test_run_names_the_mistake_in_one_line(hf_dir, workdir, tmp_path, capsys):
   fails(capsys, hf_dir, out, "--dtype=int8", words="invalid choice: 'int8'")
   fails(capsys, hf_dir, out, "--step=3", words="--step is for the workdir")
   fails(capsys, workdir, out, "--step=4", words="must be one of 3, 7")
-  fails(capsys, hf_dir, workdir, words="is no exported checkpoint")
+  fails(capsys, hf_dir, workdir, words="holds checkpoints, which an export")
+  fails(capsys, hf_dir, hf_dir, words="DST is SRC")
+  fails(capsys, "", out, words="path of the checkpoint is empty")
+  for size in ("inf", "nan", "0", "-1"):
+    fails(capsys, hf_dir, out, f"--max-shard-gb={size}", words="must be in")
   (hf_dir / "model.safetensors").write_bytes(b"cut")
   fails(capsys, hf_dir, out, words="no whole safetensors file")
   left = sorted(path.name for path in tmp_path.iterdir())

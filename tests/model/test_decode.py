@@ -13,7 +13,9 @@ def _config(num_layers):
   )  # fmt: skip
 
 
-def _decode_all(config, params, prompts, lengths, banks, completion_ids):
+def _decode_all(
+  config, params, prompts, lengths, banks, completion_ids, is_unstacked
+):
   """Returns logits [R, T, V] of a row by row decode from the given banks."""
   _, k, v = decoder.prefill(params, prompts, lengths, config=config)
   num_rows, size = completion_ids.shape
@@ -25,7 +27,8 @@ def _decode_all(config, params, prompts, lengths, banks, completion_ids):
 
   @jax.jit
   def run(params, cache):
-    params = decoder.unstack_layers(params, config)
+    if is_unstacked:
+      params = decoder.unstack_layers(params, config, dtype=jnp.float32)
 
     def step(cache, ids):
       is_live = jnp.ones(num_rows, bool)
@@ -40,12 +43,13 @@ def _decode_all(config, params, prompts, lengths, banks, completion_ids):
 
 
 @pytest.mark.parametrize(
-  ("num_layers", "num_banks"), [(2, 3), (2, 4), (9, 3), (9, 4)]
+  ("is_unstacked", "num_banks"),
+  [(True, 3), (True, 4), (False, 3), (False, 4)],
 )
-def test_decode_equals_the_group_forward(num_layers, num_banks):
-  # Two layers are taken apart, nine are scanned; four banks for four rows
-  # are one a row, three are shared.
-  config = _config(num_layers)
+def test_decode_equals_the_group_forward(is_unstacked, num_banks):
+  # Layers are taken apart or scanned; four banks for four rows are one a row,
+  # three are shared.
+  config = _config(3)
   params = decoder.init_params(config, jax.random.key(0))
   generator = np.random.default_rng(0)
   prompts = generator.integers(0, 50, (num_banks, 7), dtype=np.int32)
@@ -54,7 +58,7 @@ def test_decode_equals_the_group_forward(num_layers, num_banks):
   completion_ids = generator.integers(0, 50, (4, 5), dtype=np.int32)
   got = _decode_all(
     config, params, jnp.array(prompts), jnp.array(lengths), jnp.array(banks),
-    jnp.array(completion_ids),
+    jnp.array(completion_ids), is_unstacked,
   )  # fmt: skip
   hidden = decoder.group_hidden(
     params,
@@ -68,12 +72,37 @@ def test_decode_equals_the_group_forward(num_layers, num_banks):
   np.testing.assert_allclose(got[:, :-1], expected[:, 1:], atol=2e-5)
 
 
-def test_unstack_layers_leaves_deep_stacks_whole():
-  shallow, deep = _config(8), _config(9)
-  params = decoder.init_params(shallow, jax.random.key(0))
-  layers = decoder.unstack_layers(params, shallow)["layers"]
-  assert len(layers) == 8
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_unstack_layers_takes_layers_apart_in_the_compute_dtype(dtype):
+  config = _config(9)
+  params = decoder.init_params(config, jax.random.key(0))
+  copy = decoder.unstack_layers(params, config, dtype=dtype)
+  assert len(copy["layers"]) == 9
+  assert {leaf.dtype for leaf in jax.tree.leaves(copy)} == {jnp.dtype(dtype)}
   np.testing.assert_array_equal(
-    layers[3]["q_proj"]["kernel"], params["layers"]["q_proj"]["kernel"][3]
+    copy["layers"][3]["q_proj"]["kernel"],
+    params["layers"]["q_proj"]["kernel"][3].astype(dtype),
   )
-  assert decoder.unstack_layers(params, deep) is params
+
+
+@pytest.mark.parametrize("num_stored", [1, 4, 8])
+def test_extend_equals_the_prefill_of_the_whole_prompt(num_stored):
+  config = _config(3)
+  params = decoder.init_params(config, jax.random.key(0))
+  ids = np.random.default_rng(0).integers(0, 50, (1, 12), dtype=np.int32)
+  length = np.array([9], np.int32)
+  expected, k, v = decoder.prefill(
+    params, jnp.array(ids), jnp.array(length), config=config
+  )
+  # Places behind the stored tokens hold anything: they are written or unseen.
+  is_stored = (np.arange(12) < num_stored)[:, None, None]
+  new = np.zeros((1, 8), np.int32)
+  new[0, : 9 - num_stored] = ids[0, num_stored:9]
+  logits, new_k, new_v = decoder.extend(
+    params, jnp.array(new), jnp.array(length - num_stored),
+    jnp.where(is_stored, k, 7.0), jnp.where(is_stored, v, 7.0),
+    jnp.array([num_stored], jnp.int32), config=config,
+  )  # fmt: skip
+  np.testing.assert_allclose(logits, expected, atol=2e-5)
+  np.testing.assert_allclose(new_k[:, :, :9], k[:, :, :9], atol=1e-5)
+  np.testing.assert_allclose(new_v[:, :, :9], v[:, :, :9], atol=1e-5)

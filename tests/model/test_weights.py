@@ -181,6 +181,38 @@ def test_save_replaces_a_checkpoint_and_nothing_else(tmp_path, same_params):
   assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "out"]
 
 
+def test_save_refuses_to_delete_what_an_export_does_not_write(tmp_path):
+  config = presets.lookup("tiny-qwen2")
+  (tmp_path / "config.json").write_text('{"my": "app"}')
+  (tmp_path / "thesis.txt").write_text("mine")
+  with pytest.raises(ValueError, match=r"holds thesis\.txt, which an export"):
+    weights.save(tmp_path, config, random_params(config))
+  assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_save_goes_on_from_what_a_killed_save_left(tmp_path, same_params):
+  config = presets.lookup("tiny-qwen2")
+  old, new = random_params(config), random_params(config, seed=1)
+  out, left = tmp_path / "out", tmp_path / ".out.old"
+  # Killed after the second rename, then between the two.
+  for leave in (lambda: shutil.copytree(out, left), lambda: out.rename(left)):
+    weights.save(out, config, old)
+    leave()
+    weights.save(out, config, new)
+    same_params(weights.load(out)[1], new)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_save_follows_a_link(tmp_path, same_params):
+  config = presets.lookup("tiny-qwen2")
+  old, new = random_params(config), random_params(config, seed=1)
+  weights.save(tmp_path / "out", config, old)
+  (tmp_path / "link").symlink_to(tmp_path / "out")
+  weights.save(tmp_path / "link", config, new)
+  assert (tmp_path / "link").is_symlink()
+  same_params(weights.load(tmp_path / "out")[1], new)
+
+
 def test_save_leaves_nothing_when_it_fails(tmp_path):
   config = presets.lookup("tiny-qwen2")
   params = random_params(config)

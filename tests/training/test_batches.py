@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from toolrl_jax import types
-from toolrl_jax.training import batches, groups
+from toolrl_jax.training import batches, groups, step
 
 
 def test_assemble_takes_the_kept_rollouts():
@@ -29,19 +29,10 @@ def test_assemble_takes_the_kept_rollouts():
   assert batch.prompt_ids.tolist() == [[5, 6, 0]]
 
 
-def test_fill_up_adds_groups_of_weight_zero(random_batch):
-  batch = random_batch(batch=3)
-  filled = batches.fill_up(batch, 4)
-  assert all(len(x) == 4 for x in filled)
-  assert not filled.weight[3].any() and not filled.completion_mask[3].any()
-  assert filled.prompt_length[3] == 1
-  assert batches.fill_up(batch, 3) is batch
-
-
 def test_split_groups_keeps_groups_whole_and_loses_none(random_batch):
   batch = random_batch(batch=5)
   parts = batches.split_groups(batch, 2, jax.random.key(3))
-  assert [len(part.weight) for part in parts] == [3, 3]
+  assert [len(part.weight) for part in parts] == [3, 2]
   rows = [
     row
     for part in parts
@@ -62,11 +53,34 @@ def test_split_groups_rejects_more_parts_than_groups(random_batch):
     batches.split_groups(random_batch(batch=2), 3, jax.random.key(0))
 
 
-def test_count_tokens_counts_a_shared_prompt_once(random_batch):
-  batch = random_batch(batch=2, kept=3)
-  batch = batch._replace(prompt_length=np.array([4, 6], np.int32))
-  num_completion = int(batch.completion_mask.sum())
-  assert batches.count_tokens(batch, "shared") == 10 + num_completion
-  assert batches.count_tokens(batch, "repeated") == 30 + num_completion
-  filled = batches.fill_up(batch, 4)
-  assert batches.count_tokens(filled, "shared") == 10 + num_completion
+def test_has_gradient_leaves_out_groups_whose_gradient_is_zero(random_batch):
+  batch = random_batch(batch=4)
+  batch.advantage[1] = 0
+  batch.weight[2] = 0
+  options = step.UpdateOptions()
+  chosen = batches.has_gradient(batch, options)
+  assert chosen.tolist() == [True, False, False, True]
+  # A term beside the surrogate reaches groups without advantage, too.
+  for changes in ({"kl_coef": 0.1}, {"entropy_coef": 0.1}):
+    chosen = batches.has_gradient(batch, options._replace(**changes))
+    assert chosen.tolist() == [True, True, False, True]
+  nothing = batch._replace(advantage=np.zeros_like(batch.advantage))
+  assert batches.has_gradient(nothing, options).tolist() == [True] + [False] * 3
+
+
+@pytest.mark.parametrize(
+  ("aggregation", "expected"),
+  [("token_mean", 7.0), ("sequence_mean", 3.0), ("fixed", 3.0)],
+)
+def test_divisor_of_counts_the_chosen_groups(
+  random_batch, aggregation, expected
+):
+  mask = np.zeros((2, 2, 4), bool)
+  mask[0, 0, :3] = mask[0, 1, :2] = mask[1, 0, :4] = True
+  batch = random_batch(batch=2, kept=2, size=4)._replace(
+    completion_mask=mask, weight=np.array([[1, 2], [1, 1]], np.float32)
+  )
+  options = step.UpdateOptions(aggregation=aggregation)
+  chosen = np.array([True, False])
+  assert batches.divisor_of(batch, chosen, options) == expected
+  assert batches.divisor_of(batch, chosen & False, options) == 0.0

@@ -1,7 +1,7 @@
 import numpy as np
 
 from toolrl_jax.data import prompt
-from toolrl_jax.training import batches, sft
+from toolrl_jax.training import sft
 
 
 def test_assemble_makes_the_target_the_only_completion():
@@ -16,5 +16,4 @@ def test_assemble_makes_the_target_the_only_completion():
   ]
   # The third group only fills the batch and leaves the divisor.
   assert batch.weight.tolist() == [[1.0], [1.0], [0.0]]
-  assert batches.count_tokens(batch, "shared") == 4 + 3
   assert all(np.shape(x)[0] == 3 for x in batch)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from toolrl_jax.model import decoder
-from toolrl_jax.training import state, step
+from toolrl_jax.training import blocks, state, step
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -17,16 +17,22 @@ OPTIONS = step.UpdateOptions(
 
 @functools.lru_cache
 def _grads_fn(config, options):
-  return jax.jit(
-    functools.partial(step.loss_and_grads, config=config, options=options)
-  )
+  def grads(params, batch):
+    block = blocks.whole(batch)
+    return step.loss_and_grads(
+      step.block_sums(params, block, config=config, options=options)
+    )
+
+  return jax.jit(grads)
 
 
 @functools.lru_cache
 def _score_fn(config, options):
-  return jax.jit(
-    functools.partial(step.masked_logprobs, config=config, options=options)
-  )
+  def score(params, batch):
+    block = blocks.whole(batch)
+    return step.masked_logprobs(params, block, config=config, options=options)
+
+  return jax.jit(score)
 
 
 def test_loss_and_grads_shared_equals_repeated_in_float64(
@@ -72,7 +78,7 @@ def test_loss_and_grads_shared_equals_repeated_in_float32(
   assert max(jax.tree.leaves(errors)) <= 1e-5 * norm
 
 
-def test_score_batch_equals_a_plain_forward(
+def test_score_block_equals_a_plain_forward(
   tiny_config, tiny_params, random_batch
 ):
   batch = random_batch(batch=2)
@@ -105,17 +111,17 @@ def test_take_step_leaves_the_state_when_not_finite_or_nobody_takes_part(
       step.take_step, optimizer=optimizer, config=tiny_config, options=OPTIONS
     )
   )
-  moved, metrics = take(first, batch)
+  moved, metrics = take(first, blocks.whole(batch))
   assert metrics["update/is_finite"] and moved.step == 1
   broken = batch._replace(advantage=batch.advantage * np.float32(np.inf))
   empty = batch._replace(weight=batch.weight * 0)
   for other, is_finite in ((broken, False), (empty, True)):
-    same, metrics = take(first, other)
+    same, metrics = take(first, blocks.whole(other))
     assert bool(metrics["update/is_finite"]) == is_finite
     jax.tree.map(np.testing.assert_array_equal, same, first)
 
 
-def test_batch_loss_own_old_equals_given_old(
+def test_block_loss_own_old_equals_given_old(
   tiny_config, tiny_params, random_batch
 ):
   batch = random_batch(batch=2)

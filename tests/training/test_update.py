@@ -14,6 +14,13 @@ OPTIONS = step.UpdateOptions(
 )
 
 
+_METRICS = {
+  "update/loss_tokens": 1.0,
+  "update/tokens": 1.0,
+  "update/padded_tokens": 1.0,
+}
+
+
 def _fns(config, strategy, sizes, num_devices, options=OPTIONS):
   devices = jax.devices()[:num_devices]
   mesh = sharding.make_mesh(*sizes, devices) if sizes else None
@@ -80,6 +87,7 @@ def test_update_strategies_agree_after_five_steps(
   )
   for row, got_row in zip(rows, got_rows):
     assert row.keys() == got_row.keys()
+    got_row["update/padded_tokens"] = row["update/padded_tokens"]
     for name, value in row.items():
       np.testing.assert_allclose(got_row[name], value, rtol=1e-4, atol=1e-5)
   assert got_logprobs.shape == (7, 3, 5)
@@ -120,6 +128,24 @@ def test_update_reuses_the_state_and_leaves_copies_alone(
   assert not np.array_equal(
     after.params["embed"]["table"], before["embed"]["table"]
   )
+
+
+@pytest.mark.parametrize(
+  ("strategy", "sizes"), [("pmap", None), ("sharded", (1, 2, 1))]
+)
+def test_reference_outlives_updates_on_two_devices(
+  tiny_config, tiny_params, random_batch, strategy, sizes
+):
+  fns = _fns(tiny_config, strategy, sizes, 2)
+  params = jax.tree.map(jnp.asarray, tiny_params)
+  reference = fns.copy_params(params)
+  current, batch = fns.init(params), random_batch(batch=4)
+  scored = [fns.logprobs(reference, batch)]
+  for _ in range(2):
+    current, _ = fns.update(current, batch)
+    scored.append(fns.logprobs(reference, batch))
+  np.testing.assert_array_equal(scored[0], scored[1])
+  np.testing.assert_array_equal(scored[0], scored[2])
 
 
 def test_params_for_engine_of_pmap_is_one_device_in_the_compute_dtype(
@@ -183,7 +209,7 @@ def test_run_updates_minibatches_see_each_group_once(
 
   def record(current, part):
     seen.extend(row.tobytes() for row in part.completion_ids)
-    return current, {"update/is_finite": 1.0}
+    return current, _METRICS | {"update/is_finite": 1.0}
 
   fns = one_device._replace(
     update=record, options=OPTIONS._replace(minibatches=7)
@@ -192,6 +218,26 @@ def test_run_updates_minibatches_see_each_group_once(
   update.run_updates(fns, fns.init(tiny_params), batch, key=jax.random.key(0))
   assert sorted(seen) == sorted(x.tobytes() for x in batch.completion_ids)
   assert seen != [x.tobytes() for x in batch.completion_ids]
+
+
+def test_run_updates_takes_means_over_updates_with_tokens(
+  tiny_params, random_batch, one_device
+):
+  batch = random_batch(batch=4)
+  # Three groups only fill the batch: their mini-batches say nothing.
+  batch.weight[1:] = 0
+  fns = one_device._replace(options=OPTIONS._replace(minibatches=4))
+  _, several = update.run_updates(
+    fns, fns.init(tiny_params), batch, key=jax.random.key(0)
+  )
+  assert several["update/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+  batch.weight[:] = 0
+  current, nothing = update.run_updates(
+    fns, fns.init(tiny_params), batch, key=jax.random.key(0)
+  )
+  assert current.step == 0
+  assert nothing["update/loss"] == nothing["update/grad_norm"] == 0.0
+  assert "update/ratio_mean" not in nothing
 
 
 def test_run_updates_stops_at_the_first_update_that_is_not_finite(

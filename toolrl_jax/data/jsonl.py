@@ -91,8 +91,8 @@ def read_line(text: str, *, default_id: str) -> list[Row]:
       " stands in gold."
     )
   target = line.get("target")
-  if target is not None and not isinstance(target, str):
-    raise ValueError("target must be text.")
+  if target is not None and not (isinstance(target, str) and target.strip()):
+    raise ValueError("target must be text that is not empty.")
   messages = tuple(_without(message, "step") for message in messages)
   gold, think = _gold(line["gold"])
   return [Row(types.Example(example_id, messages, tools, gold), think, target)]

@@ -39,6 +39,16 @@ def _peak(scores: Float[Array, "*rows P"]) -> Float[Array, "*rows 1"]:
   return jax.lax.stop_gradient(scores.max(-1, keepdims=True))
 
 
+def causal_bounds(length: int) -> list[int]:
+  """Returns where the query blocks of a prompt start, and its end.
+
+  Args:
+    length: Prompt tokens with padding (P), at least 1.
+  """
+  num_blocks = max(1, min(_MAX_BLOCKS, length // _MIN_BLOCK))
+  return [length * i // num_blocks for i in range(num_blocks + 1)]
+
+
 def causal(
   q: Float[Array, "B P H D"],
   k: Float[Array, "B P N D"],
@@ -59,8 +69,7 @@ def causal(
   """
   batch, length, num_heads, head_dim = q.shape
   num_kv_heads = k.shape[2]
-  num_blocks = max(1, min(_MAX_BLOCKS, length // _MIN_BLOCK))
-  bounds = [length * i // num_blocks for i in range(num_blocks + 1)]
+  bounds = causal_bounds(length)
   heads_q = jnp.einsum("bqnjd->bnjqd", _group_heads(q, num_kv_heads))
   heads_k, heads_v = k.swapaxes(1, 2), v.swapaxes(1, 2)
   outputs = []
@@ -83,6 +92,35 @@ def causal(
     outputs.append(out.reshape(block.shape))
   out = jnp.concatenate(outputs, axis=3)
   return jnp.einsum("bnjqd->bqnjd", out).reshape(q.shape)
+
+
+def extension(
+  q: Float[Array, "B S H D"],
+  k: Float[Array, "B P N D"],
+  v: Float[Array, "B P N D"],
+  positions: Int[Array, "B S"],
+) -> Float[Array, "B S H D"]:
+  """Attends the later tokens of a prompt to all that stands before them.
+
+  Args:
+    q: Queries of the later tokens, rotated and scaled.
+    k: Keys of the whole prompt, rotated.
+    v: Values of the whole prompt.
+    positions: Place of each query in the prompt; keys beyond it are not seen.
+
+  Returns:
+    Weighted values, in v's dtype.
+  """
+  grouped = _group_heads(q, k.shape[2])
+  scores = jnp.einsum(
+    "bsnjd,bpnd->bnjsp", grouped, k, preferred_element_type=_score_dtype(q)
+  )
+  is_seen = jnp.arange(k.shape[1]) <= positions[..., None]
+  scores = jnp.where(is_seen[:, None, None], scores, _MASKED)
+  weights = jnp.exp(scores - _peak(scores))
+  out = jnp.einsum("bnjsp,bpnd->bnjsd", weights.astype(v.dtype), v)
+  out = out / weights.sum(-1, keepdims=True).astype(out.dtype)
+  return jnp.einsum("bnjsd->bsnjd", out).reshape(q.shape)
 
 
 def completions(
@@ -150,6 +188,43 @@ def completions(
   )
   out = (out / total.astype(out.dtype)).reshape(heads_q.shape)
   return jnp.einsum("bnsjtd->bstnjd", out).reshape(q.shape)
+
+
+def shared_prompt(
+  q: Float[Array, "B N H D"],
+  k: Float[Array, "B N K D"],
+  v: Float[Array, "B N K D"],
+  prompt_length: Int[Array, " B"],
+  *,
+  prompt_size: int,
+  num_kept: int,
+) -> Float[Array, "B N H D"]:
+  """Attends the tokens of whole groups, N = P + S * T places each.
+
+  The prompt stands first, then its completions, each padded on the right:
+  `causal` for the one, `completions` for the others.
+
+  Args:
+    q: Queries, rotated and scaled.
+    k: Keys, rotated.
+    v: Values.
+    prompt_length: Real prompt tokens.
+    prompt_size: Places of the prompt (P).
+    num_kept: Completions (S).
+
+  Returns:
+    Weighted values, in v's dtype; anything at padded places.
+  """
+  kept = lambda x: x[:, prompt_size:].reshape(
+    x.shape[0], num_kept, -1, *x.shape[2:]
+  )
+  prompt_k, prompt_v = k[:, :prompt_size], v[:, :prompt_size]
+  prompt_out = causal(q[:, :prompt_size], prompt_k, prompt_v)
+  out = completions(
+    kept(q), kept(k), kept(v), prompt_k, prompt_v, prompt_length
+  )
+  out = out.reshape(out.shape[0], -1, *out.shape[3:])
+  return jnp.concatenate([prompt_out, out], axis=1)
 
 
 def decode(

@@ -8,11 +8,19 @@ import contextlib
 import importlib.resources
 import json
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 BUNDLED = "bundled:"
+# What an exported folder may hold; everything else is somebody's own.
+_EXPORTED = re.compile(
+  r"(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors|"
+  r"model\.safetensors\.index\.json|tokenizer\.json|"
+  r"tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|"
+  r"vocab\.json|merges\.txt|chat_template\.(jinja|json)|params"
+)
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:
@@ -28,6 +36,8 @@ def locate(path: str | pathlib.Path) -> pathlib.Path:
     ValueError: If nothing is there.
   """
   text = str(path)
+  if not text:
+    raise ValueError("the path of the checkpoint is empty; name one.")
   found = pathlib.Path(text).expanduser()
   if text.startswith(BUNDLED):
     assets = importlib.resources.files("toolrl_jax") / "assets"
@@ -71,12 +81,16 @@ def whole_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
   Raises:
     ValueError: If `path` holds something that is no checkpoint.
   """
-  target = pathlib.Path(path).expanduser().absolute()
-  check_replaceable(target)
+  # A link stays a link: what it points to is replaced.
+  target = pathlib.Path(path).expanduser().resolve()
   # Fixed names, so that what a killed process left is taken away here.
   partial = target.with_name(f".{target.name}.partial")
   old = target.with_name(f".{target.name}.old")
-  shutil.rmtree(partial, ignore_errors=True)
+  if old.is_dir() and not target.exists():
+    old.rename(target)  # Killed between the two renames below.
+  check_replaceable(target)
+  for leftover in (partial, old):
+    shutil.rmtree(leftover, ignore_errors=True)
   partial.mkdir(parents=True)
   try:
     yield partial
@@ -85,7 +99,8 @@ def whole_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     partial.rename(target)
   finally:
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+      shutil.rmtree(old, ignore_errors=True)
 
 
 def check_replaceable(target: pathlib.Path) -> None:
@@ -97,11 +112,18 @@ def check_replaceable(target: pathlib.Path) -> None:
   Raises:
     ValueError: Something else is there.
   """
-  if target.is_dir() and not any(target.iterdir()):
+  if not target.exists() or (target.is_dir() and not any(target.iterdir())):
     return
-  # A run's folder has a config.json too, and is not for replacing.
-  is_run = (target / "checkpoints").exists()
-  if target.exists() and (is_run or not (target / "config.json").is_file()):
+  names = (
+    sorted(path.name for path in target.iterdir()) if (target.is_dir()) else []
+  )
+  if "config.json" not in names:
     raise ValueError(
       f"{target} exists and is no exported checkpoint; choose another folder."
+    )
+  foreign = [name for name in names if not _EXPORTED.fullmatch(name)]
+  if foreign:
+    raise ValueError(
+      f"{target} holds {', '.join(foreign[:3])}, which an export does not write "
+      "and would delete; choose another folder."
     )

@@ -1,15 +1,20 @@
 """Records of a step to the batch of an update, and its parts.
 
-Groups are never split: mini-batches and devices take whole groups, and what
-does not divide is filled up with groups of weight 0. The module does not know
-the loss or devices.
+Groups are never split: mini-batches take whole groups. Also says which groups
+of a batch have a gradient at all, and what the others leave in the divisor.
+The module does not know devices.
 """
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from toolrl_jax.kernels import loss as loss_kernel
 from toolrl_jax.training import groups
+from toolrl_jax.training.step import UpdateOptions
 from toolrl_jax.types import PromptBatch, Rollouts, UpdateBatch
 
 
@@ -43,24 +48,10 @@ def assemble(
   )
 
 
-def fill_up(batch: UpdateBatch, multiple: int) -> UpdateBatch:
-  """Appends groups of weight 0 until the batch divides by `multiple`."""
-  num_missing = -len(batch.prompt_length) % multiple
-  if not num_missing:
-    return batch
-
-  def pad(x):
-    return np.pad(x, [(0, num_missing)] + [(0, 0)] * (np.ndim(x) - 1))
-
-  padded = UpdateBatch(*(pad(x) for x in batch))
-  # A prompt has at least one token, also where nobody reads it.
-  return padded._replace(prompt_length=np.maximum(padded.prompt_length, 1))
-
-
 def split_groups(
   batch: UpdateBatch, num_parts: int, key: Array
 ) -> list[UpdateBatch]:
-  """Splits a batch into parts of whole groups, all of one shape.
+  """Splits a batch into parts of whole groups.
 
   Args:
     batch: Groups to split.
@@ -68,7 +59,7 @@ def split_groups(
     key: A `jax.random.key` that orders the groups; one part keeps the order.
 
   Returns:
-    The parts; short ones are filled up with groups of weight 0.
+    The parts, of sizes that differ by at most one.
 
   Raises:
     ValueError: When there are fewer groups than parts.
@@ -82,20 +73,51 @@ def split_groups(
       f"{num_parts}; set config.loss.minibatches."
     )
   order = np.asarray(jax.random.permutation(key, num_groups))
-  size = -(-num_groups // num_parts)
   return [
-    fill_up(UpdateBatch(*(np.asarray(x)[rows] for x in batch)), size)
+    UpdateBatch(*(np.asarray(x)[rows] for x in batch))
     for rows in np.array_split(order, num_parts)
   ]
 
 
-def count_tokens(batch: UpdateBatch, layout: str) -> int:
-  """Counts the real tokens that one pass over a batch computes.
+def has_gradient(batch: UpdateBatch, options: UpdateOptions) -> np.ndarray:
+  """Says which groups change the parameters, bool [B].
 
-  Groups without a completion token only fill the batch and do not count.
+  A group takes part when a rollout of weight has a token. Where the loss is
+  the surrogate alone, a group whose advantages are all 0 takes part in the
+  divisor only: its loss and gradient are exactly 0.
   """
-  mask = np.asarray(batch.completion_mask)
-  is_real = mask.any(axis=(1, 2))
-  copies = mask.shape[1] if layout == "repeated" else 1
-  prompts = copies * np.asarray(batch.prompt_length)[is_real].sum()
-  return int(prompts + mask.sum())
+  is_member = np.asarray(batch.completion_mask).any(axis=2) & (
+    np.asarray(batch.weight) > 0
+  )
+  if options.skips_flat_groups:
+    is_member &= np.asarray(batch.advantage) != 0
+  chosen = is_member.any(axis=1)
+  if not chosen.any():
+    # The optimizer steps on a gradient of zeros, too.
+    chosen[0] = True
+  return chosen
+
+
+def divisor_of(
+  batch: UpdateBatch, is_chosen: np.ndarray, options: UpdateOptions
+) -> float:
+  """Returns what the chosen groups, bool [B], add to the loss's divisor."""
+  if not is_chosen.any():
+    return 0.0
+  weight = np.asarray(batch.weight) * is_chosen[:, None]
+  is_sft = options.objective == "sft"
+  aggregation = "token_mean" if is_sft else options.aggregation
+  return float(
+    _divisor(
+      batch.completion_mask, weight, aggregation=aggregation,
+      max_tokens=options.max_tokens,
+    )
+  )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames=("aggregation", "max_tokens"))
+def _divisor(mask, weight, *, aggregation, max_tokens):
+  return loss_kernel.aggregate(
+    jnp.zeros(mask.shape), mask, weight, aggregation=aggregation,
+    max_tokens=max_tokens,
+  )[1]  # fmt: skip

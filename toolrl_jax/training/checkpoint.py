@@ -7,11 +7,12 @@ state means.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,10 @@ _ARRAY = "__array__"
 _KEY = "__prng_key__"
 _TUPLE = "__tuple__"
 _TAGS = (_ARRAY, _KEY, _TUPLE)
+
+
+class SaveError(OSError):
+  """A step that could not be written; the text is one line for the user."""
 
 
 class RunCheckpoints:
@@ -106,20 +111,35 @@ class RunCheckpoints:
 
     Raises:
       ValueError: When the host state holds anything else.
+      SaveError: When this step, or the one before, could not be written.
     """
     if step in self._manager.all_steps():
       return
     encoded = _encode(dict(host), "host")
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        host=ocp.args.JsonSave(
-          {"host": encoded, "digest": digest(state, encoded)}
+    with self._writing():
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(state),
+          host=ocp.args.JsonSave(
+            {"host": encoded, "digest": digest(state, encoded)}
+          ),
         ),
-      ),
-      metrics=None if metric is None else {"metric": float(metric)},
-    )
+        metrics=None if metric is None else {"metric": float(metric)},
+      )
+
+  @contextlib.contextmanager
+  def _writing(self) -> Iterator[None]:
+    """Says in one line that a step, this or the one before, is not on disk."""
+    try:
+      yield
+    # Orbax and tensorstore raise many kinds for a full or lost disk.
+    except Exception as error:  # noqa: BLE001
+      reason = (str(error).splitlines() or [type(error).__name__])[0]
+      raise SaveError(
+        f"{self.directory} cannot be written: {reason[:200]}; free space or "
+        "mend the folder"
+      ) from error
 
   def restore_latest(
     self, template: TrainState, *, host_keys: Sequence[str] = ()
@@ -160,7 +180,8 @@ class RunCheckpoints:
           raise ValueError(f"the host state lacks {', '.join(sorted(missing))}")
       except Exception as error:  # noqa: BLE001
         # A damaged directory fails in whatever layer meets the damage first.
-        logging.warning("checkpoint %d cannot be read: %s", step, error)
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        logging.warning("checkpoint %d cannot be read: %s", step, reason[:300])
         failed[step] = error
         continue
       self._set_aside(failed)
@@ -187,12 +208,22 @@ class RunCheckpoints:
     self._manager = self._open()
 
   def wait(self) -> None:
-    """Returns when every started step is whole on disk."""
-    self._manager.wait_until_finished()
+    """Returns when every started step is whole on disk.
+
+    Raises:
+      SaveError: One could not be written.
+    """
+    with self._writing():
+      self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits and frees the writer's threads."""
-    self._manager.close()
+    """Waits and frees the writer's threads.
+
+    Raises:
+      SaveError: A step could not be written.
+    """
+    with self._writing():
+      self._manager.close()
 
   def __enter__(self) -> "RunCheckpoints":
     return self

@@ -66,7 +66,10 @@ METRICS: dict[str, Metric] = {
   "rollout/logprob_gap_max": Metric("nats", "largest |update - sampler|"),
   "rollout/logprob_gap_mean": Metric("nats", "mean |update - sampler|"),
   "update/secs": Metric("s", "forward, backward, optimizer"),
-  "update/tokens": Metric("tokens", "real tokens computed by the update"),
+  "update/tokens": Metric(
+    "tokens", "real tokens computed, of groups with contrast"
+  ),
+  "update/padding_frac": Metric("1", "of the computed tokens"),
   "update/loss_tokens": Metric("tokens", "completion tokens with a loss"),
   "update/loss": Metric("loss", "mean over the step's updates"),
   "update/grad_norm": Metric("norm", "global gradient norm before clipping"),

@@ -5,6 +5,7 @@ with the prompt once a rollout, the baseline of comparisons. The module does
 not know text, rewards, placement or how completions were sampled.
 """
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,9 +15,10 @@ from jaxtyping import Array, Float
 
 from toolrl_jax.kernels import logprobs as logprobs_kernel
 from toolrl_jax.kernels import loss as loss_kernel
-from toolrl_jax.model import decoder
+from toolrl_jax.model import attention, decoder
 from toolrl_jax.model.presets import DecoderConfig
 from toolrl_jax.training import state as state_lib
+from toolrl_jax.training.blocks import Block
 from toolrl_jax.types import UpdateBatch
 
 Objective = Literal["grpo", "sft"]
@@ -36,6 +38,8 @@ class UpdateOptions(NamedTuple):
     has_entropy: Whether the entropy is computed and logged.
     minibatches: Updates a pass over a batch, at least 1.
     epochs_per_batch: Passes over a batch, at least 1.
+    is_packed: Whether tokens of unequal groups stand one after another.
+    micro_groups: Most groups that a device computes at one time; 0 is all.
     clip_low: See `kernels.loss.policy_loss`, as all that follow; "grpo" only.
     clip_high: Same.
     kl_coef: Same; 0 also when the KL stands in the reward.
@@ -54,6 +58,8 @@ class UpdateOptions(NamedTuple):
   has_entropy: bool = True
   minibatches: int = 1
   epochs_per_batch: int = 1
+  is_packed: bool = True
+  micro_groups: int = 0
   clip_low: float = 0.2
   clip_high: float = 0.2
   kl_coef: float = 0.0
@@ -74,6 +80,12 @@ class UpdateOptions(NamedTuple):
     Exact when a batch makes a single update, and one forward pass fewer.
     """
     return self.num_updates == 1
+
+  @property
+  def skips_flat_groups(self) -> bool:
+    """Whether a group without advantage has no gradient at all."""
+    has_terms = self.kl_coef != 0.0 or self.entropy_coef != 0.0
+    return self.objective == "grpo" and not has_terms
 
 
 def check_options(options: UpdateOptions) -> None:
@@ -104,120 +116,189 @@ def check_options(options: UpdateOptions) -> None:
     )
 
 
-def score_batch(
+class Sums(NamedTuple):
+  """What blocks add up to before the one division.
+
+  Attributes:
+    grads: Gradients of the summed loss, like the parameters.
+    parts: The loss and what is logged.
+  """
+
+  grads: Any
+  parts: loss_kernel.LossParts
+
+
+def score_block(
   params: Any,
-  batch: UpdateBatch,
+  block: Block,
   *,
   config: DecoderConfig,
   options: UpdateOptions,
-  num_shards: int = 1,
+  attend: decoder.Attend = attention.shared_prompt,
 ) -> tuple[Float[Array, "B S T"], Float[Array, "B S T"] | None]:
-  """Scores every completion token of a batch.
+  """Scores every completion token of a block.
 
   Args:
     params: Parameter pytree.
-    batch: Groups to score.
+    block: R blocks of g groups; B = R * g.
     config: Shape of the decoder.
     options: Layout, temperature, chunk, remat, dtype and entropy are read.
-    num_shards: Devices that the batch axis is split over.
+    attend: Attention over the places of whole groups.
 
   Returns:
     Log-probabilities and, when `options.has_entropy`, entropies, in nats.
   """
-  arrays = jax.tree.map(jnp.asarray, batch)
-  prompt_ids, prompt_length = arrays.prompt_ids, arrays.prompt_length
-  completion_ids = arrays.completion_ids
-  num_groups, num_kept, size = completion_ids.shape
+  groups: Any = flat_groups(block)
+  num_blocks = block.idle_divisor.shape[0]
+  prompt_ids, prompt_length = groups.prompt_ids, groups.prompt_length
+  completion_ids = groups.completion_ids
+  shape = completion_ids.shape
+  _, kept, size = shape
   if options.layout == "repeated":
-    prompt_ids = jnp.repeat(prompt_ids, num_kept, axis=0)
-    prompt_length = jnp.repeat(prompt_length, num_kept, axis=0)
+    prompt_ids = jnp.repeat(prompt_ids, kept, axis=0)
+    prompt_length = jnp.repeat(prompt_length, kept, axis=0)
     completion_ids = completion_ids.reshape(-1, 1, size)
-  hidden = decoder.group_hidden(
-    params,
-    prompt_ids,
-    prompt_length,
-    completion_ids,
-    config=config,
-    compute_dtype=options.compute_dtype,
-    remat=options.remat,
-  )
-  return logprobs_kernel.token_logprobs(
-    hidden.reshape(num_groups, num_kept, size, -1),
+  choices: dict[str, Any] = {
+    "config": config,
+    "compute_dtype": options.compute_dtype,
+    "remat": options.remat,
+    "attend": attend,
+  }
+  if block.packing is None:
+    hidden = decoder.group_hidden(
+      params, prompt_ids, prompt_length, completion_ids, **choices
+    )
+    scored_ids = completion_ids
+  else:
+    packing = jax.tree.map(jnp.asarray, block.packing)
+    hidden = decoder.packed_hidden(
+      params, packing, prompt_length, prompt_size=prompt_ids.shape[1],
+      num_kept=completion_ids.shape[1], **choices,
+    )[:, None]  # fmt: skip
+    scored_ids = packing.scored_ids[:, None]
+  scored = logprobs_kernel.token_logprobs(
+    hidden,
     decoder.head_table(params),
-    arrays.completion_ids,
+    scored_ids,
     temperature=options.temperature,
-    chunk_tokens=options.chunk_tokens * num_shards,
+    chunk_tokens=options.chunk_tokens * num_blocks,
     has_entropy=options.has_entropy or options.entropy_coef != 0.0,
   )
-
-
-def batch_loss(
-  logprobs: Float[Array, "B S T"],
-  entropy: Float[Array, "B S T"] | None,
-  batch: UpdateBatch,
-  options: UpdateOptions,
-) -> loss_kernel.LossParts:
-  """Applies the objective's kernel to a batch."""
-  arrays = jax.tree.map(jnp.asarray, batch)
-  if options.objective == "sft":
-    return loss_kernel.supervised_loss(
-      logprobs, entropy, arrays.completion_mask, arrays.weight
-    )
-  is_own = options.is_own_old
-  return loss_kernel.policy_loss(
-    logprobs,
-    jax.lax.stop_gradient(logprobs) if is_own else arrays.old_logprobs,
-    arrays.rollout_logprobs,
-    arrays.reference_logprobs,
-    entropy,
-    arrays.advantage,
-    arrays.completion_mask,
-    arrays.weight,
-    clip_low=options.clip_low,
-    clip_high=options.clip_high,
-    kl_coef=options.kl_coef,
-    entropy_coef=options.entropy_coef,
-    aggregation=options.aggregation,
-    max_tokens=options.max_tokens,
-    importance_cap=options.importance_correction,
+  if block.packing is None:
+    return jax.tree.map(lambda x: x.reshape(shape), scored)
+  unpack = jax.vmap(lambda x, at: x.at[at].get(mode="fill", fill_value=0))
+  return jax.tree.map(
+    lambda x: unpack(x[:, 0], packing.to_scores).reshape(shape), scored
   )
 
 
-def loss_and_grads(
+def flat_groups(block: Block) -> UpdateBatch:
+  """Joins the axes of blocks and groups: leaves [B, ...]."""
+  flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
+  return UpdateBatch(*(flat(x) for x in block.groups))
+
+
+def block_loss(
+  logprobs: Float[Array, "B S T"],
+  entropy: Float[Array, "B S T"] | None,
+  block: Block,
+  options: UpdateOptions,
+) -> loss_kernel.LossParts:
+  """Applies the objective's kernel to a block."""
+  groups: Any = flat_groups(block)
+  if options.objective == "sft":
+    parts = loss_kernel.supervised_loss(
+      logprobs, entropy, groups.completion_mask, groups.weight
+    )
+  else:
+    is_own = options.is_own_old
+    parts = loss_kernel.policy_loss(
+      logprobs,
+      jax.lax.stop_gradient(logprobs) if is_own else groups.old_logprobs,
+      groups.rollout_logprobs,
+      groups.reference_logprobs,
+      entropy,
+      groups.advantage,
+      groups.completion_mask,
+      groups.weight,
+      clip_low=options.clip_low,
+      clip_high=options.clip_high,
+      kl_coef=options.kl_coef,
+      entropy_coef=options.entropy_coef,
+      aggregation=options.aggregation,
+      max_tokens=options.max_tokens,
+      importance_cap=options.importance_correction,
+    )
+  idle = block.idle_divisor.sum().astype(parts.divisor.dtype)
+  return parts._replace(divisor=parts.divisor + idle)
+
+
+def block_sums(
   params: Any,
-  batch: UpdateBatch,
+  block: Block,
   *,
   config: DecoderConfig,
   options: UpdateOptions,
-  num_shards: int = 1,
-  axis_name: str | None = None,
-) -> tuple[Float[Array, ""], Any, loss_kernel.LossParts]:
-  """Returns the normalised loss, its gradients and the summed parts.
-
-  Sums and divisors are added over all devices before the one division, so
-  the result does not depend on how groups are spread.
+  attend: decoder.Attend = attention.shared_prompt,
+) -> Sums:
+  """Returns the gradients of one block's summed loss, and its parts.
 
   Args:
     params: Parameter pytree.
-    batch: Groups of this device ("pmap") or of all of them.
+    block: Groups of this device ("pmap") or of all of them.
     config: Shape of the decoder.
     options: Static choices.
-    num_shards: Devices that the batch axis is split over inside this call.
-    axis_name: Axis of the surrounding `pmap`, or None.
+    attend: Attention over the places of whole groups.
 
   Returns:
-    Loss, gradients like `params`, and the parts; 0 and zeros when no rollout
-    takes part.
+    The sums.
   """
 
   def summed(params):
-    logprobs, entropy = score_batch(
-      params, batch, config=config, options=options, num_shards=num_shards
+    logprobs, entropy = score_block(
+      params, block, config=config, options=options, attend=attend
     )
-    parts = batch_loss(logprobs, entropy, batch, options)
+    parts = block_loss(logprobs, entropy, block, options)
     return parts.loss_sum, parts
 
-  grads, parts = jax.grad(summed, has_aux=True)(params)
+  return Sums(*jax.grad(summed, has_aux=True)(params))
+
+
+def no_sums(params: Any, block: Block, **choices: Any) -> Sums:
+  """Returns the sums of no block, in the shapes of those of `block`."""
+  shapes = jax.eval_shape(
+    functools.partial(block_sums, **choices), params, block
+  )
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def add_block(params: Any, sums: Sums, block: Block, **choices: Any) -> Sums:
+  """Adds a block's sums to those of the blocks before it."""
+  more = block_sums(params, block, **choices)
+  added = jax.tree.map(jnp.add, sums, more)
+  maxima = jax.tree.map(
+    jnp.maximum, sums.parts.token_maxima, more.parts.token_maxima
+  )
+  return added._replace(parts=added.parts._replace(token_maxima=maxima))
+
+
+def loss_and_grads(
+  sums: Sums, *, axis_name: str | None = None
+) -> tuple[Float[Array, ""], Any, loss_kernel.LossParts]:
+  """Returns the normalised loss, its gradients and the summed parts.
+
+  Sums and divisors are added over all blocks and devices before the one
+  division, so the result does not depend on how groups are spread.
+
+  Args:
+    sums: Sums of all blocks of this device ("pmap") or of all devices.
+    axis_name: Axis of the surrounding `pmap`, or None.
+
+  Returns:
+    Loss, gradients like the parameters, and the parts; 0 and zeros when no
+    rollout takes part.
+  """
+  grads, parts = sums
   if axis_name is not None:
     grads = jax.lax.psum(grads, axis_name)
     maxima = jax.lax.pmax(parts.token_maxima, axis_name)
@@ -229,10 +310,34 @@ def loss_and_grads(
 
 def take_step(
   state: state_lib.TrainState,
-  batch: UpdateBatch,
+  block: Block,
   *,
   optimizer: optax.GradientTransformation,
+  axis_name: str | None = None,
   **choices: Any,
+) -> tuple[state_lib.TrainState, dict[str, Float[Array, ""]]]:
+  """Takes one optimizer step on a single block; see `apply_sums`.
+
+  Args:
+    state: State before the step.
+    block: Groups of this device ("pmap") or of all of them.
+    optimizer: The optimizer of `state.opt_state`.
+    axis_name: Axis of the surrounding `pmap`, or None.
+    **choices: Keyword arguments of `block_sums`.
+
+  Returns:
+    The state after the step, and metrics as scalars.
+  """
+  sums = block_sums(state.params, block, **choices)
+  return apply_sums(state, sums, optimizer=optimizer, axis_name=axis_name)
+
+
+def apply_sums(
+  state: state_lib.TrainState,
+  sums: Sums,
+  *,
+  optimizer: optax.GradientTransformation,
+  axis_name: str | None = None,
 ) -> tuple[state_lib.TrainState, dict[str, Float[Array, ""]]]:
   """Takes one optimizer step, unless loss, gradient or change are not finite.
 
@@ -241,14 +346,14 @@ def take_step(
 
   Args:
     state: State before the step.
-    batch: Groups of this device ("pmap") or of all of them.
+    sums: Sums of all blocks of this device ("pmap") or of all devices.
     optimizer: The optimizer of `state.opt_state`.
-    **choices: Keyword arguments of `loss_and_grads`.
+    axis_name: Axis of the surrounding `pmap`, or None.
 
   Returns:
     The state after the step, and metrics as scalars.
   """
-  loss, grads, parts = loss_and_grads(state.params, batch, **choices)
+  loss, grads, parts = loss_and_grads(sums, axis_name=axis_name)
   grad_norm = optax.tree.norm(grads)
   changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
   # The changes too: an optimizer can turn finite gradients into NaN.
@@ -281,18 +386,18 @@ def take_step(
 
 def masked_logprobs(
   params: Any,
-  batch: UpdateBatch,
+  block: Block,
   *,
   config: DecoderConfig,
   options: UpdateOptions,
-  num_shards: int = 1,
+  attend: decoder.Attend = attention.shared_prompt,
 ) -> Float[Array, "B S T"]:
-  """Scores a batch as `score_batch`, without entropy; 0 on padding."""
-  logprobs, _ = score_batch(
+  """Scores a block as `score_block`, without entropy; 0 on padding."""
+  logprobs, _ = score_block(
     params,
-    batch,
+    block,
     config=config,
     options=options._replace(has_entropy=False, entropy_coef=0.0),
-    num_shards=num_shards,
+    attend=attend,
   )
-  return jnp.where(batch.completion_mask, logprobs, 0.0)
+  return jnp.where(flat_groups(block).completion_mask, logprobs, 0.0)

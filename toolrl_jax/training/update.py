@@ -1,9 +1,10 @@
 """The update: a batch of groups to a new train state and its metrics.
 
 `make_update_fns` alone places arrays and compiles; `training.step` holds the
-plain functions it compiles. Every update divides by the divisor of all its
-groups, wherever they are computed. The module does not know text, rewards or
-how completions were sampled.
+plain functions it compiles, `training.blocks` says what is computed together.
+Every update divides by the divisor of all its groups, wherever and whether
+they are computed: a group without advantage has no gradient and is left out.
+The module does not know text, rewards or how completions were sampled.
 """
 
 import functools
@@ -19,7 +20,7 @@ from jaxtyping import Array
 
 from toolrl_jax.model import decoder, sharding
 from toolrl_jax.model.presets import DecoderConfig
-from toolrl_jax.training import batches
+from toolrl_jax.training import batches, blocks
 from toolrl_jax.training import step as step_lib
 from toolrl_jax.training.state import TrainState
 from toolrl_jax.training.step import UpdateOptions
@@ -43,8 +44,9 @@ class UpdateFns(NamedTuple):
       for a reference policy.
     update: `update(state, batch)` takes one optimizer step; returns the new
       state and metrics as floats. The old state's arrays are reused.
-    logprobs: `logprobs(params, batch)` scores the completions; float32
-      [B, S, T] on the host, 0 on padding.
+    logprobs: `logprobs(params, batch, is_needed=None)` scores the completions
+      of the groups that are needed, bool [B], or of all; float32 [B, S, T] on
+      the host, 0 elsewhere.
     params_for_engine: `params_for_engine(state)` copies the parameters, in the
       compute dtype, on their devices; the copy outlives the next update. With
       "pmap" it is the first replica, on its device alone.
@@ -56,7 +58,7 @@ class UpdateFns(NamedTuple):
   place: Callable[[TrainState], TrainState]
   copy_params: Callable[[Any], Any]
   update: Callable[[TrainState, UpdateBatch], tuple[TrainState, Metrics]]
-  logprobs: Callable[[Any, UpdateBatch], np.ndarray]
+  logprobs: Callable[..., np.ndarray]
   params_for_engine: Callable[[TrainState], Any]
   options: UpdateOptions
 
@@ -99,7 +101,11 @@ def run_updates(
       reference_logprobs=fns.logprobs(reference_params, batch)
     )
   if not options.is_own_old and not is_old_given:
-    batch = batch._replace(old_logprobs=fns.logprobs(state.params, batch))
+    batch = batch._replace(
+      old_logprobs=fns.logprobs(
+        state.params, batch, batches.has_gradient(batch, options)
+      )
+    )
   history: list[Metrics] = []
   for epoch in range(options.epochs_per_batch):
     parts = batches.split_groups(
@@ -107,9 +113,6 @@ def run_updates(
     )
     for part in parts:
       state, metrics = fns.update(state, part)
-      metrics["update/tokens"] = float(
-        batches.count_tokens(part, options.layout)
-      )
       history.append(metrics)
       if not metrics["update/is_finite"]:
         return state, _summarise(history)
@@ -117,23 +120,50 @@ def run_updates(
 
 
 def _summarise(history: Sequence[Metrics]) -> Metrics:
-  """Joins the metrics of several updates."""
+  """Joins the metrics of several updates.
+
+  Updates on no token at all say nothing: a mean leaves them out, and metrics
+  that only they have are left out as a whole.
+  """
+  told = [row for row in history if row["update/loss_tokens"] > 0]
   summary = {}
   for name in history[0]:
     values = np.array([metrics[name] for metrics in history])
     if name.endswith("tokens"):
-      joined = values.sum()
+      summary[name] = float(values.sum())
     elif name.endswith("_max"):
-      joined = values.max()
+      summary[name] = float(values.max())
     elif name == "update/is_finite":
-      joined = values.min()
-    else:
-      joined = values.mean()
-    summary[name] = float(joined)
+      summary[name] = float(values.min())
+    elif told:
+      summary[name] = float(np.mean([row[name] for row in told]))
+    elif name in ("update/loss", "update/grad_norm"):
+      summary[name] = 0.0
+  # Of packed tokens and of padded ones only the share matters.
+  computed = summary.pop("update/padded_tokens")
+  summary["update/padding_frac"] = 1.0 - summary["update/tokens"] / computed
   return summary
 
 
 # ----- placement and compilation -----
+
+
+class Programs(NamedTuple):
+  """Compiled functions of blocks that lie on the devices.
+
+  Attributes:
+    step: `step(state, block)`: one block is the whole batch.
+    start: `start(params, block)` are `step_lib.Sums` of zeros.
+    add: `add(params, sums, block)` adds a block's; the old sums are reused.
+    apply: `apply(state, sums)` takes the step of all blocks.
+    score: `score(params, block)` scores completions, [R * g, S, T].
+  """
+
+  step: jax.stages.Wrapped
+  start: jax.stages.Wrapped
+  add: jax.stages.Wrapped
+  apply: jax.stages.Wrapped
+  score: Callable
 
 
 def make_update_fns(
@@ -168,25 +198,21 @@ def make_update_fns(
       or it lacks its mesh.
   """
   step_lib.check_options(options)
-  step: Callable = functools.partial(
-    step_lib.take_step, optimizer=optimizer, config=config, options=options
-  )
-  score: Callable = functools.partial(
-    step_lib.masked_logprobs, config=config, options=options
-  )
   if strategy == "pmap":
     devices = jax.local_devices() if devices is None else list(devices)
     mesh = Mesh(np.asarray(devices), (_REPLICAS,))
     whole = NamedSharding(mesh, PartitionSpec())
     params = jax.tree.map(lambda _: whole, decoder.param_shapes(config))
     shardings = state_shardings(optimizer, params, whole)
-    to_devices: Callable = functools.partial(_stacked, num_devices=len(devices))
-    step, score = _pmapped(step, score, devices)
+    programs = _replicated_programs(config, optimizer, options, devices)
+    num_shards, place = len(devices), _one_block_a_device
   elif strategy == "sharded" and mesh is not None:
-    params = sharding.param_shardings(config, mesh)
-    shardings = state_shardings(optimizer, params, sharding.replicated(mesh))
-    to_devices = functools.partial(_spread, mesh=mesh)
-    step, score = _jitted(step, score, shardings, mesh)
+    shardings = mesh_shardings(config, optimizer, mesh)
+    programs = mesh_programs(config, optimizer, options, mesh)
+    num_shards = sharding.num_batch_shards(mesh)
+    place = functools.partial(
+      jax.device_put, device=sharding.batch_sharding(mesh)
+    )
   else:
     raise ValueError(
       f'strategy must be "pmap", or "sharded" with a mesh, got {strategy!r} '
@@ -194,56 +220,125 @@ def make_update_fns(
     )
   is_replica = strategy == "pmap"
   return _placing_fns(
-    step, score, to_devices, optimizer, options, shardings, is_replica
+    programs, place, num_shards, optimizer, options, shardings, is_replica
   )
 
 
-def _pmapped(
-  step: Callable, score: Callable, devices: Sequence[jax.Device]
-) -> tuple[Callable, Callable]:
-  """Compiles for replicated parameters."""
-  common: dict[str, Any] = {
-    "axis_name": _REPLICAS,
-    "in_axes": (None, 0),
-    "devices": devices,
-  }
-  # The state has no replica axis, so a checkpoint of it fits any strategy.
-  step = jax.pmap(
-    functools.partial(step, axis_name=_REPLICAS),
-    out_axes=(None, None),
-    donate_argnums=0,
-    **common,
+def mesh_shardings(
+  config: DecoderConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+  """Returns the sharding of each leaf of a state over a mesh."""
+  return state_shardings(
+    optimizer,
+    sharding.param_shardings(config, mesh),
+    sharding.replicated(mesh),
   )
-  stacked_score = jax.pmap(score, **common)
 
-  def flat_score(params, batch):
-    scored = stacked_score(params, batch)
+
+def mesh_programs(
+  config: DecoderConfig,
+  optimizer: optax.GradientTransformation,
+  options: UpdateOptions,
+  mesh: Mesh,
+) -> Programs:
+  """Compiles for parameters that are spread over a mesh.
+
+  Args:
+    config: Shape of the decoder.
+    optimizer: From `state.make_optimizer`.
+    options: Static choices.
+    mesh: From `sharding.make_mesh`.
+
+  Returns:
+    Jitted programs; nothing is compiled before the first call.
+  """
+  shardings = mesh_shardings(config, optimizer, mesh)
+  whole = sharding.replicated(mesh)
+  sums: Any = (shardings.params, whole)
+  fixed: dict[str, Any] = {"config": config, "options": options}
+  return Programs(
+    step=jax.jit(
+      functools.partial(step_lib.take_step, optimizer=optimizer, **fixed),
+      out_shardings=(shardings, whole),
+      donate_argnums=0,
+    ),
+    start=jax.jit(
+      functools.partial(step_lib.no_sums, **fixed),
+      out_shardings=step_lib.Sums(*sums),
+    ),
+    add=jax.jit(
+      functools.partial(step_lib.add_block, **fixed),
+      out_shardings=step_lib.Sums(*sums),
+      donate_argnums=1,
+    ),
+    apply=jax.jit(
+      functools.partial(step_lib.apply_sums, optimizer=optimizer),
+      out_shardings=(shardings, whole),
+      # New moments and parameters take the old ones' place; nothing is left
+      # for the sums.
+      donate_argnums=0,
+    ),
+    score=jax.jit(
+      functools.partial(step_lib.masked_logprobs, **fixed), out_shardings=whole
+    ),
+  )
+
+
+def _replicated_programs(
+  config: DecoderConfig,
+  optimizer: optax.GradientTransformation,
+  options: UpdateOptions,
+  devices: Sequence[jax.Device],
+) -> Programs:
+  """Compiles for whole parameters on every device."""
+  fixed: dict[str, Any] = {"config": config, "options": options}
+  replicas: dict[str, Any] = {"axis_name": _REPLICAS, "devices": devices}
+  stepping: dict[str, Any] = {"optimizer": optimizer, "axis_name": _REPLICAS}
+  stacked_score = jax.pmap(
+    functools.partial(step_lib.masked_logprobs, **fixed),
+    in_axes=(None, 0),
+    **replicas,
+  )
+
+  def score(params, block):
+    scored = stacked_score(params, block)
     return scored.reshape(-1, *scored.shape[2:])
 
-  return step, flat_score
-
-
-def _jitted(
-  step: Callable, score: Callable, shardings: TrainState, mesh: Mesh
-) -> tuple[Callable, Callable]:
-  """Compiles for parameters that are spread over a mesh."""
-  num_shards = sharding.num_batch_shards(mesh)
-  whole = sharding.replicated(mesh)
-  step = jax.jit(
-    functools.partial(step, num_shards=num_shards),
-    out_shardings=(shardings, whole),
-    donate_argnums=0,
+  return Programs(
+    # The state has no replica axis, so a checkpoint of it fits any strategy.
+    step=jax.pmap(
+      functools.partial(step_lib.take_step, **stepping, **fixed),
+      in_axes=(None, 0),
+      out_axes=(None, None),
+      donate_argnums=0,
+      **replicas,
+    ),
+    start=jax.pmap(
+      functools.partial(step_lib.no_sums, **fixed),
+      in_axes=(None, 0),
+      **replicas,
+    ),
+    add=jax.pmap(
+      functools.partial(step_lib.add_block, **fixed),
+      in_axes=(None, 0, 0),
+      donate_argnums=1,
+      **replicas,
+    ),
+    apply=jax.pmap(
+      functools.partial(step_lib.apply_sums, **stepping),
+      in_axes=(None, 0),
+      out_axes=(None, None),
+      donate_argnums=0,
+      **replicas,
+    ),
+    score=score,
   )
-  score = jax.jit(
-    functools.partial(score, num_shards=num_shards), out_shardings=whole
-  )
-  return step, score
 
 
 def _placing_fns(
-  step: Callable,
-  score: Callable,
-  to_devices: Callable[[UpdateBatch], UpdateBatch],
+  programs: Programs,
+  place: Callable[[blocks.Block], blocks.Block],
+  num_shards: int,
   optimizer: optax.GradientTransformation,
   options: UpdateOptions,
   shardings: TrainState,
@@ -256,6 +351,22 @@ def _placing_fns(
   # would delete them under the engine.
   cast = lambda x: jnp.array(x, options.compute_dtype, copy=True)
   copy = jax.jit(lambda params: jax.tree.map(cast, params))
+  arrange = functools.partial(
+    blocks.arrange,
+    num_shards=num_shards,
+    layout=options.layout,
+    micro_groups=options.micro_groups,
+    is_packed=options.is_packed,
+  )
+
+  # device_put hands the first replica's buffer through, so copied here, too.
+  spread_copy = jax.jit(
+    lambda params: jax.tree.map(lambda x: jnp.array(x, copy=True), params),
+    out_shardings=shardings.params,
+  )
+
+  def copy_params(params):
+    return spread_copy(jax.device_put(params, shardings.params))
 
   def init(params):
     params = jax.device_put(params, shardings.params)
@@ -274,12 +385,36 @@ def _placing_fns(
     return jax.tree.map(describe, state, shardings)
 
   def update(state, batch):
-    state, metrics = step(state, to_devices(batch))
-    return state, {k: float(v) for k, v in jax.device_get(metrics).items()}
+    is_computed = batches.has_gradient(batch, options)
+    arranged = arrange(
+      batch,
+      is_computed=is_computed,
+      idle_divisor=batches.divisor_of(batch, ~is_computed, options),
+    )
+    placed = [place(block) for block in arranged.blocks]
+    if len(placed) == 1:
+      state, metrics = programs.step(state, placed[0])
+    else:
+      sums = programs.start(state.params, placed[0])
+      for block in placed:
+        sums = programs.add(state.params, sums, block)
+      state, metrics = programs.apply(state, sums)
+    row = {k: float(v) for k, v in jax.device_get(metrics).items()}
+    row["update/tokens"] = float(arranged.num_tokens)
+    row["update/padded_tokens"] = float(arranged.num_computed)
+    return state, row
 
-  def logprobs(params, batch):
-    scored = np.asarray(score(params, to_devices(batch)))
-    return scored[: len(batch.prompt_length)]
+  def logprobs(params, batch, is_needed=None):
+    is_scored = np.asarray(batch.completion_mask).any(axis=(1, 2))
+    if is_needed is not None:
+      is_scored &= is_needed
+    arranged = arrange(batch, is_computed=is_scored)
+    scored = np.zeros(batch.completion_mask.shape, np.float32)
+    for block, rows in zip(arranged.blocks, arranged.rows):
+      got = np.asarray(programs.score(params, place(block)))
+      rows = rows.reshape(-1)
+      scored[rows[rows >= 0]] = got[rows >= 0]
+    return scored
 
   def params_for_engine(state):
     first = lambda x: x.addressable_data(0) if is_replica else x
@@ -289,9 +424,7 @@ def _placing_fns(
     init=init,
     template=template,
     place=lambda state: jax.device_put(state, shardings),
-    copy_params=lambda params: jax.device_put(
-      params, shardings.params, may_alias=False
-    ),
+    copy_params=copy_params,
     update=update,
     logprobs=logprobs,
     params_for_engine=params_for_engine,
@@ -299,16 +432,9 @@ def _placing_fns(
   )
 
 
-def _spread(batch: UpdateBatch, mesh: Mesh) -> UpdateBatch:
-  """Fills a batch up and spreads its groups over a mesh."""
-  batch = batches.fill_up(batch, sharding.num_batch_shards(mesh))
-  return jax.device_put(batch, sharding.batch_sharding(mesh))
-
-
-def _stacked(batch: UpdateBatch, num_devices: int) -> UpdateBatch:
-  """Fills a batch up and gives each device its groups, [devices, B / devices]."""
-  split = lambda x: np.asarray(x).reshape(num_devices, -1, *np.shape(x)[1:])
-  return UpdateBatch(*(split(x) for x in batches.fill_up(batch, num_devices)))
+def _one_block_a_device(block: blocks.Block) -> blocks.Block:
+  """Gives each replica a block with one row: leaves [devices, 1, ...]."""
+  return jax.tree.map(lambda x: np.asarray(x)[:, None], block)
 
 
 def state_shardings(

@@ -1,57 +1,56 @@
-"""Times one GRPO step of ours, and of a peer beside it in the same run.
+"""Times one GRPO step of ours, and of peers beside it in the same run.
 
-    uv run python benchmarks/step_time.py --peer=tunix
+    uv run python benchmarks/step_time.py --peer=tunix,trl,floor
 
 The setting is that of the peers: a random Qwen2 in float32, one prompt, a
 group of completions of one exact length, all of them updated, no KL term, one
-AdamW update a batch. Our step takes the path of `train.main`: rollout through
-JetStream's driver, advantages, update, weight sync. Rewards are drawn numbers,
-as random weights write no text worth scoring.
+AdamW update a batch. Our step is the whole one of `train.train_grpo`, with
+driver, texts, scoring, metrics and samples (see our_step.py).
 
-The peer runs in an environment of its own, made under .peers/ on first use,
-in a process that takes a step when it is told to. Ours and the peer's steps
-alternate, on one core, so that a drift of the machine meets both. The last
-line is a JSON object: medians over the steps after the first, which compiles.
-`*_cpu_secs` are processor seconds; on a busy machine they say more than the
-seconds of the clock, which count what other programs took.
+A peer runs in an environment of its own, made under .peers/ on first use, in
+a process that takes a step when it is told to. "floor" is the same step in
+bare JAX, without driver and text, in our environment. Ours and the peers'
+steps alternate, on one core, so that a drift of the machine meets all. The
+last line is a JSON object: medians over the steps after the first, which
+compiles. `*_cpu_secs` are processor seconds; on a busy machine they say more
+than the seconds of the clock, which count what other programs took.
+
+`--max_prompt_len` above `--prompt_len` asks what a short prompt costs in a run
+whose longest prompt is that long: ours then first answers one prompt of that
+length, takes its steps beside a second system of ours without the limit, and
+`limit_ratio` is the one over the other; peers get the limit as theirs.
 """
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 
 import jax
-import numpy as np
+import our_step
+import peer_process
 
-from toolrl_jax import types
-from toolrl_jax.model import decoder, presets
-from toolrl_jax.rollout import collect, engine
-from toolrl_jax.training import batches, groups, metrics, state, update
+from toolrl_jax.training import metrics
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
-_TUNIX_VERSION = "0.1.7"
-# Of each peer: what is installed, and the script that takes its steps.
-_PEERS = {"tunix": (f"google-tunix=={_TUNIX_VERSION}", "tunix_step.py")}
-_LEARNING_RATE = 1e-6
+Record = peer_process.Record
+Steps = dict[str, list[Record]]
 
-Record = dict[str, float]
-
-
-class PeerError(Exception):
-  """The peer cannot be run; the text is one line for the user."""
+# What a peer is told of the setting.
+_PEER_FLAGS = (
+  "layers", "width", "ffn", "vocab", "heads", "kv_heads", "head_dim",
+  "prompt_len", "max_prompt_len", "response_len", "group_size", "core",
+)  # fmt: skip
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
   """Reads the setting from the command line."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   for name, default, meaning in (
@@ -63,11 +62,12 @@ def parse_args() -> argparse.Namespace:
     ("kv_heads", 2, "key and value heads"),
     ("head_dim", 64, "size of one head"),
     ("prompt_len", 1024, "prompt tokens (P)"),
+    ("max_prompt_len", 0, "longest prompt of the run; 0 is prompt_len"),
     ("response_len", 64, "completion tokens, exactly (R)"),
     ("group_size", 8, "completions of the prompt (n)"),
     ("steps", 4, "timed steps, after one that compiles"),
     ("decode_chunk", 16, "tokens a decode call gives each row; ours only"),
-    ("core", -1, "the one core that both run on; -1 is the last allowed"),
+    ("core", -1, "the one core that all run on; -1 is the last allowed"),
   ):
     parser.add_argument(f"--{name}", type=int, default=default, help=meaning)
   parser.add_argument(
@@ -76,8 +76,21 @@ def parse_args() -> argparse.Namespace:
     default="shared",
     help="prompt once a group, or once a completion; ours only",
   )
-  parser.add_argument("--peer", choices=tuple(_PEERS), help="timed beside us")
-  args = parser.parse_args()
+  parser.add_argument(
+    "--peer",
+    type=lambda text: tuple(name for name in text.split(",") if name),
+    default=(),
+    help=f"timed beside us: some of {','.join(peer_process.PEERS)}",
+  )
+  args = parser.parse_args(argv)
+  args.max_prompt_len = args.max_prompt_len or args.prompt_len
+  _check_args(parser, args)
+  return args
+
+
+def _check_args(
+  parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> None:
   if sys.platform != "linux":
     parser.error("pinning to one core needs Linux")
   allowed = os.sched_getaffinity(0)
@@ -86,227 +99,148 @@ def parse_args() -> argparse.Namespace:
     parser.error(f"--core must be one of {sorted(allowed)}, got {args.core}")
   if min(args.steps, args.prompt_len, args.response_len, args.group_size) < 1:
     parser.error("steps, lengths and group_size must be at least 1")
-  return args
-
-
-def pin(core: int) -> None:
-  """Moves this process to one core; XLA then makes a pool of one thread."""
-  for thread in os.listdir("/proc/self/task"):
-    os.sched_setaffinity(int(thread), {core})
-
-
-# ----- ours -----
-
-
-@contextlib.contextmanager
-def our_steps(args: argparse.Namespace) -> Iterator[Callable[[], Record]]:
-  """Yields a function that takes one step of ours and returns its seconds."""
-  config = presets.DecoderConfig(
-    family="qwen2",
-    vocab_size=args.vocab,
-    width=args.width,
-    num_layers=args.layers,
-    num_heads=args.heads,
-    num_kv_heads=args.kv_heads,
-    head_dim=args.head_dim,
-    ffn_width=args.ffn,
-    has_qkv_bias=True,
-  )
-  updates = update.make_update_fns(
-    config,
-    state.make_optimizer(_LEARNING_RATE),
-    options=update.UpdateOptions(
-      layout=args.layout, remat="none", max_tokens=args.response_len
-    ),
-    strategy="pmap",
-    devices=jax.devices()[:1],
-  )
-  policy = updates.init(decoder.init_params(config, jax.random.key(0)))
-  rollout_engine = engine.RolloutEngine(
-    config,
-    updates.params_for_engine(policy),
-    slots=args.group_size,
-    group_size=args.group_size,
-    decode_chunk=args.decode_chunk,
-    layout=args.layout,
-  )
-  generator = np.random.default_rng(0)
-  number = 0
-  with collect.start(rollout_engine, "jetstream") as server:
-
-    def take_step() -> Record:
-      nonlocal policy, number
-      number += 1
-      prompts = types.PromptBatch(
-        generator.integers(args.vocab, size=(1, args.prompt_len)).astype("i4"),
-        np.array([args.prompt_len], np.int32),
-        np.ones(1, bool),
-      )
-      policy, record = _step(args, server, updates, policy, prompts, number)
-      return record
-
-    yield take_step
-
-
-def _step(
-  args: argparse.Namespace,
-  server: collect.RolloutServer,
-  updates: update.UpdateFns,
-  policy: state.TrainState,
-  prompts: types.PromptBatch,
-  number: int,
-) -> tuple[state.TrainState, Record]:
-  """Takes a step as `train.main` does; returns the policy and the seconds."""
-  start, cpu_start = time.perf_counter(), time.process_time()
-  rollouts = server.rollout(
-    prompts,
-    group_size=args.group_size,
-    max_tokens=args.response_len,
-    step=number,
-    completion_buckets=(args.response_len,),
-  )
-  rollout_end = time.perf_counter()
-  kept = groups.keep_and_weigh(
-    # Different rewards in every group, so that no advantage is 0.
-    np.arange(args.group_size, dtype=np.float32)[None] % 7,
-    np.zeros((1, args.group_size), bool),
-    prompts.is_real,
-    jax.random.key(number),
-    options=groups.GroupOptions(),
-  )
-  policy, row = update.run_updates(
-    updates,
-    policy,
-    batches.assemble(prompts, rollouts, kept),
-    key=jax.random.key(number),
-  )
-  server.sync(updates.params_for_engine(policy), version=number)
-  jax.block_until_ready(policy)
-  end = time.perf_counter()
-  num_tokens = args.group_size * args.response_len
-  if row["update/loss_tokens"] != num_tokens or not row["update/is_finite"]:
-    raise ValueError(
-      f"a step must train on {num_tokens} tokens with a finite loss, got {row}."
+  if args.max_prompt_len < args.prompt_len:
+    parser.error(
+      f"max_prompt_len must be at least prompt_len, got {args.max_prompt_len} "
+      f"for {args.prompt_len}"
     )
-  return policy, {
-    "step_secs": end - start,
-    "rollout_secs": rollout_end - start,
-    "update_secs": end - rollout_end,
-    "cpu_secs": time.process_time() - cpu_start,
+  for name in args.peer:
+    if name not in peer_process.PEERS:
+      parser.error(
+        f"--peer must name some of {','.join(peer_process.PEERS)}, got {name!r}"
+      )
+
+
+def run(args: argparse.Namespace) -> dict:
+  """Takes all steps, ours and the peers' in turn; returns the figures."""
+  compilations = metrics.CompilationCounter()
+  has_limit = args.max_prompt_len > args.prompt_len
+  with contextlib.ExitStack() as stack:
+    # The peers first: they fail before anything of ours compiles.
+    flags = {name: getattr(args, name) for name in _PEER_FLAGS}
+    peers = {
+      name: stack.enter_context(peer_process.start(name, flags))
+      for name in args.peer
+    }
+    start = lambda limit: stack.enter_context(our_step.start(args, limit))
+    takers: dict[str, Callable[[], Record]] = {
+      name: peer.take_step for name, peer in peers.items()
+    }
+    ours = start(args.max_prompt_len)
+    takers["ours"] = functools.partial(ours, args.prompt_len)
+    if has_limit:
+      ours(args.max_prompt_len)
+      takers["short"] = functools.partial(
+        start(args.prompt_len), args.prompt_len
+      )
+    steps, num_compiled = take_steps(takers, args.steps, compilations)
+    peaks = {
+      f"{name}_peak_mib": peer.peak_mib() for name, peer in peers.items()
+    }
+  if not has_limit:
+    # Two systems in one process say nothing of one.
+    peaks["ours_peak_mib"] = peer_process.peak_mib(os.getpid())
+  return {
+    "P": args.prompt_len,
+    "max_P": args.max_prompt_len,
+    "R": args.response_len,
+    "n": args.group_size,
+    "layout": args.layout,
+    **figures(steps),
+    **peaks,
+    "compilations_after_first": num_compiled,
+    "versions": versions(args),
+    "machine": machine(),
+    "date": time.strftime("%Y-%m-%d"),
   }
 
 
-# ----- the peer -----
-
-
-def install_peer(name: str) -> pathlib.Path:
-  """Makes the peer's environment unless it is there; returns its Python.
+def take_steps(
+  takers: Mapping[str, Callable[[], Record]],
+  num_steps: int,
+  compilations: metrics.CompilationCounter,
+) -> tuple[Steps, int]:
+  """Has all take a first step and `num_steps` more, in turn.
 
   Args:
-    name: A key of the table of peers.
+    takers: Takes one step, by name.
+    num_steps: Steps after the first.
+    compilations: Counts programs of ours.
 
-  Raises:
-    PeerError: The environment cannot be made.
+  Returns:
+    Records by name, and the programs that ours compiled after the first step.
   """
-  requirement, _ = _PEERS[name]
-  folder = _ROOT / ".peers" / name
-  python = folder / "bin" / "python"
-  # Written last: an installation that broke off is made anew.
-  mark = folder / "installed.txt"
-  wanted = f"{requirement} on Python {platform.python_version()}\n"
-  if mark.is_file() and mark.read_text() == wanted:
-    return python
-  uv = shutil.which("uv")
-  if uv is None:
-    raise PeerError(f"--peer={name} needs uv; install it with `pip install uv`")
-  shutil.rmtree(folder, ignore_errors=True)
-  # Not this project's settings: its constraints contradict the peer's.
-  for command in (
-    [uv, "venv", "--no-config", "-p", sys.executable, str(folder)],
-    [uv, "pip", "install", "--no-config", "-p", str(python), requirement],
-  ):
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-      reason = " ".join(done.stderr.split())[-400:]
-      raise PeerError(f"{requirement} cannot be installed: {reason}")
-  mark.write_text(wanted)
-  return python
-
-
-@contextlib.contextmanager
-def peer_steps(
-  args: argparse.Namespace,
-) -> Iterator[Callable[[], Record]]:
-  """Yields a function that has the peer take one step.
-
-  Raises:
-    PeerError: The peer cannot be installed, or its process ended.
-  """
-  python = install_peer(args.peer)
-  script = pathlib.Path(__file__).parent / "peers" / _PEERS[args.peer][1]
-  names = (
-    "layers", "width", "ffn", "vocab", "heads", "kv_heads", "head_dim",
-    "prompt_len", "response_len", "group_size", "core",
-  )  # fmt: skip
-  command = [str(python), str(script)]
-  command += [f"--{name}={getattr(args, name)}" for name in names]
-  log = python.parent.parent / "last_run.log"
-  with (
-    log.open("w") as errors,
-    subprocess.Popen(
-      command,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=errors,
-      text=True,
-      bufsize=1,
-      env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    ) as process,
-  ):
-
-    def take_step() -> Record:
-      with contextlib.suppress(BrokenPipeError):
-        process.stdin.write("step\n")
-      answer = process.stdout.readline()
-      if not answer:
-        raise PeerError(f"{args.peer} ended before its answer; see {log}")
-      return json.loads(answer)
-
-    try:
-      yield take_step
-    finally:
-      # The end of its input ends it; a step that runs is not waited for.
-      process.kill()
+  steps: Steps = {name: [] for name in takers}
+  for index in range(num_steps + 1):
+    # Back and forth: a drift inside a round favours nobody.
+    names = list(takers) if index % 2 == 0 else list(takers)[::-1]
+    for name in names:
+      steps[name].append(takers[name]())
+    if index == 0:
+      compilations.take()
+  return steps, compilations.take()
 
 
 # ----- the figures -----
 
 
+def figures(steps: Steps) -> dict:
+  """Returns seconds of all, and the ratios of the peers to ours.
+
+  Args:
+    steps: Records by name; "ours", peers, and "short" for ours without limit.
+  """
+  found: dict = {}
+  for name in sorted(steps, key=lambda name: name != "ours"):
+    found |= summarise(steps[name], name)
+    if name not in ("ours", "short"):
+      found |= ratios(steps["ours"], steps[name], name)
+  if "short" in steps:
+    # Ours has answered a long prompt by then, so its first step is no start.
+    found = {key: x for key, x in found.items() if "_first_" not in key}
+    found["limit_ratio"] = _ratio(steps["ours"], steps["short"], "step_secs")
+    found["limit_cpu_ratio"] = _ratio(steps["ours"], steps["short"], "cpu_secs")
+  return found
+
+
 def summarise(records: list[Record], name: str) -> Record:
-  """Returns medians over the steps after the first."""
-  median = lambda key: round(statistics.median(r[key] for r in records[1:]), 4)
+  """Returns medians over the steps after the first, and the first itself."""
+  timed = sorted({key for record in records for key in record})
+  medians = {
+    f"{name}_{key.removeprefix('step_')}": round(_median(records, key), 4)
+    for key in timed
+  }
   return {
-    f"{name}_secs": median("step_secs"),
-    f"{name}_rollout_secs": median("rollout_secs"),
-    f"{name}_update_secs": median("update_secs"),
-    f"{name}_cpu_secs": median("cpu_secs"),
+    **medians,
     f"{name}_first_secs": round(records[0]["step_secs"], 1),
   }
 
 
 def ratios(ours: list[Record], peer: list[Record], name: str) -> dict:
-  """Returns how many times as long the peer's step takes as ours."""
-  seconds = lambda records, key: statistics.median(r[key] for r in records[1:])
-  pairs = [p["step_secs"] / o["step_secs"] for o, p in zip(ours, peer)]
+  """Returns how many times as long the peer's step takes as ours.
+
+  Of the floor it is the other way round: how many times as long ours takes.
+  """
+  if name == "floor":
+    over, under, label = ours, peer, "ours_over_floor"
+  else:
+    over, under, label = peer, ours, f"ratio_vs_{name}"
+  pairs = [o["step_secs"] / u["step_secs"] for o, u in zip(over, under)]
+  first = ours[0]["step_secs"] / peer[0]["step_secs"]
   return {
-    f"ratio_vs_{name}": round(
-      seconds(peer, "step_secs") / seconds(ours, "step_secs"), 2
-    ),
-    f"cpu_ratio_vs_{name}": round(
-      seconds(peer, "cpu_secs") / seconds(ours, "cpu_secs"), 2
-    ),
-    "ratio_of_each_pair": [round(pair, 2) for pair in pairs[1:]],
+    label: _ratio(over, under, "step_secs"),
+    f"{label}_cpu": _ratio(over, under, "cpu_secs"),
+    f"{label}_of_each_pair": [round(pair, 2) for pair in pairs[1:]],
+    f"ours_first_over_{name}": round(first, 2),
   }
+
+
+def _ratio(over: list[Record], under: list[Record], key: str) -> float:
+  return round(_median(over, key) / _median(under, key), 3)
+
+
+def _median(records: list[Record], key: str) -> float:
+  return statistics.median(record[key] for record in records[1:])
 
 
 def machine() -> str:
@@ -324,51 +258,21 @@ def versions(args: argparse.Namespace) -> dict[str, str]:
   names = ("toolrl-jax", "jax", "jaxlib", "google-jetstream")
   found = {name: importlib.metadata.version(name) for name in names}
   found["python"] = platform.python_version()
-  if args.peer:
-    found["peer"] = _PEERS[args.peer][0]
+  for name in args.peer:
+    found[name] = " ".join(peer_process.PEERS[name].requirements) or "bare JAX"
   return found
-
-
-def run(args: argparse.Namespace) -> dict:
-  """Takes all steps, ours and the peer's in turn; returns the figures."""
-  ours: list[Record] = []
-  peer: list[Record] = []
-  compilations = metrics.CompilationCounter()
-  peer_context = peer_steps(args) if args.peer else contextlib.nullcontext()
-  # The peer first: it fails before anything of ours compiles.
-  with peer_context as peer_step, our_steps(args) as our_step:
-    for index in range(args.steps + 1):
-      if peer_step is not None:
-        peer.append(peer_step())
-      ours.append(our_step())
-      if index == 0:
-        compilations.take()
-  figures: dict = summarise(ours, "ours")
-  if peer:
-    figures |= summarise(peer, "peer") | ratios(ours, peer, args.peer)
-  return {
-    "P": args.prompt_len,
-    "R": args.response_len,
-    "n": args.group_size,
-    "layout": args.layout,
-    **figures,
-    "compilations_after_first": compilations.take(),
-    "versions": versions(args),
-    "machine": machine(),
-    "date": time.strftime("%Y-%m-%d"),
-  }
 
 
 def main() -> None:
   """Runs the setting and prints the JSON line."""
   args = parse_args()
-  pin(args.core)
+  peer_process.pin(args.core)
   jax.config.update("jax_platforms", "cpu")
   try:
-    figures = run(args)
-  except PeerError as error:
+    found = run(args)
+  except peer_process.PeerError as error:
     sys.exit(f"step_time.py: {error}")
-  print(json.dumps(figures))
+  print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -67,6 +67,9 @@ def get_config():
   config.loss.clip_high = 0.28
   config.loss.aggregation = "sequence_mean"
   config.loss.minibatches = 8
+  # One group a chip at a time; see docs/plan.md.
+  config.loss.micro_groups = 1
+  config.loss.logprob_chunk_tokens = 1_024
 
   # optimizer
   config.optimizer.learning_rate = 1e-6

@@ -63,6 +63,8 @@ def get_config():
   # loss
   config.loss.clip_high = 0.28
   config.loss.aggregation = "sequence_mean"
+  # One group a chip at a time; see docs/plan.md.
+  config.loss.micro_groups = 1
 
   # optimizer
   config.optimizer.learning_rate = 1e-6

@@ -53,6 +53,8 @@ def get_config():
 
   # loss
   config.loss.minibatches = 4
+  # One group a chip at a time; see docs/plan.md.
+  config.loss.micro_groups = 1
 
   # optimizer
   config.optimizer.learning_rate = 1e-6

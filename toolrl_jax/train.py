@@ -303,6 +303,7 @@ def train_grpo(
     clock = step_metrics.Clock(run.compilations)
 
     # ----- prompts and rollouts -----
+    clock.begin("rollout")
     run.server.reset_stats()
     examples = [train_rows.examples[i] for i in batch.indices]
     prompts = prompt.batch(
@@ -318,9 +319,9 @@ def train_grpo(
       step=step,
       completion_buckets=parts.completion_buckets(config),
     )
-    clock.lap("rollout/secs")
 
     # ----- reward, selection, advantage -----
+    clock.begin("reward")
     texts = _texts(run, rollouts)[: len(examples)]
     scored = scoring.parse_and_score(
       texts,
@@ -345,9 +346,9 @@ def train_grpo(
       parts.step_key(config, step, "selection"),
       options=parts.group_options(config),
     )
-    clock.lap("reward/secs")
 
     # ----- update -----
+    clock.begin("update")
     state, update_metrics = update.run_updates(
       run.updates,
       state,
@@ -356,12 +357,12 @@ def train_grpo(
       reference_params=run.reference,
     )
     _check_finite(update_metrics, step)
-    clock.lap("update/secs")
 
     # ----- feedback, weight sync -----
+    clock.begin("sync")
     order.observe(batch.indices, np.asarray(scored.parts.success).all(axis=1))
     run.server.sync(run.updates.params_for_engine(state), version=step)
-    clock.lap("sync/secs")
+    clock.end()
 
     # ----- metrics, evaluation, checkpoint -----
     row = {
@@ -411,6 +412,7 @@ def train_sft(
     step += 1
     run.profiler.begin(step)
     clock = step_metrics.Clock(run.compilations)
+    clock.begin("update")
     prompts = prompt.batch(
       [train_rows.prompt_ids[i] for i in batch.indices],
       buckets=train_rows.buckets,
@@ -427,7 +429,6 @@ def train_sft(
       key=parts.step_key(config, step, "minibatches"),
     )
     _check_finite(row, step)
-    clock.lap("update/secs")
     row |= {**clock.metrics(), "sampler/epoch": float(batch.epoch)}
     host["sampler"] = order.state()
     batch = order.next_batch()

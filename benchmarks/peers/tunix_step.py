@@ -8,7 +8,9 @@ nothing of toolrl_jax:
 Reads one line from standard input for each step to run and answers with one
 line of JSON on standard output: seconds of the rollout, of the rest and of the
 whole step. The end of the input ends the process. What tunix itself writes
-goes to standard error.
+goes to standard error. With `--num_prompts` above 0, for
+`benchmarks/rollout_throughput.py`, a step is a rollout alone, of as many
+prompts, a group at a time.
 
 The setting is a random Qwen2 in float32 on ids instead of text, with the
 library's own sampler, learner and defaults. A step is what passes between
@@ -77,11 +79,7 @@ class Steps:
   def __iter__(self):
     options = self._options
     while sys.stdin.readline():
-      # tunix puts its first id in front, and pads past a power of two.
-      ids = self._random.integers(
-        _NUM_RESERVED_IDS, options.vocab, options.prompt_len - 1
-      )
-      prompt = " ".join(map(str, ids))
+      prompt = draw_prompt(options, self._random)
       self.rollout_secs = 0.0
       start, cpu_start = time.perf_counter(), time.process_time()
       yield {"prompts": np.array([prompt])}
@@ -96,14 +94,26 @@ class Steps:
       print(json.dumps(record), file=self._answers, flush=True)
 
 
+def draw_prompt(options, random):
+  """Draws a prompt, one short: tunix puts its first id in front.
+
+  Past a power of two it would pad.
+  """
+  ids = random.integers(
+    _NUM_RESERVED_IDS, options.vocab, options.prompt_len - 1
+  )
+  return " ".join(map(str, ids))
+
+
 def parse_options():
   """Reads the command line."""
   parser = argparse.ArgumentParser()
   for name in (
     "layers", "width", "ffn", "vocab", "heads", "kv_heads", "head_dim",
-    "prompt_len", "response_len", "group_size", "core",
+    "prompt_len", "max_prompt_len", "response_len", "group_size", "core",
   ):  # fmt: skip
     parser.add_argument(f"--{name}", type=int, required=True)
+  parser.add_argument("--num_prompts", type=int, default=0)
   return parser.parse_args()
 
 
@@ -138,8 +148,8 @@ def make_cluster(options, mesh):
     ),
     rollout_config=base_rollout.RolloutConfig(
       max_tokens_to_generate=options.response_len,
-      max_prompt_length=options.prompt_len,
-      kv_cache_size=options.prompt_len + options.response_len + 8,
+      max_prompt_length=options.max_prompt_len,
+      kv_cache_size=options.max_prompt_len + options.response_len + 8,
       temperature=1.0,
     ),
   )
@@ -155,6 +165,35 @@ def reward(prompts, completions, **_):
   return [float(index % 7) for index in range(len(completions))]
 
 
+def check_lengths(output, options):
+  """Refuses completions that are not of the exact length."""
+  lengths = {len(tokens) for tokens in output.tokens}
+  if lengths != {options.response_len}:
+    raise ValueError(
+      f"tunix must give {options.response_len} tokens a completion for an "
+      f"equal comparison, got lengths {sorted(lengths)}."
+    )
+
+
+def serve_rollouts(options, cluster, answers):
+  """Only generates, for each line that comes in."""
+  random = np.random.default_rng(0)
+  while sys.stdin.readline():
+    prompts = [draw_prompt(options, random) for _ in range(options.num_prompts)]
+    start, cpu_start = time.perf_counter(), time.process_time()
+    output = cluster.generate(
+      # As the learner asks: each prompt once a completion.
+      [prompt for prompt in prompts for _ in range(options.group_size)],
+      micro_batch_size=options.group_size,
+    )
+    record = {
+      "step_secs": time.perf_counter() - start,
+      "cpu_secs": time.process_time() - cpu_start,
+    }
+    check_lengths(output, options)
+    print(json.dumps(record), file=answers, flush=True)
+
+
 def main():
   """Trains, a step for each line that comes in."""
   # tunix prints; the answers keep the standard output for themselves.
@@ -167,6 +206,10 @@ def main():
     (1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
   cluster = make_cluster(options, mesh)
+  if options.num_prompts:
+    with mesh:
+      serve_rollouts(options, cluster, answers)
+    return
   learner = grpo_learner.GRPOLearner(
     rl_cluster=cluster,
     reward_fns=reward,
@@ -183,12 +226,7 @@ def main():
   def timed_generate(*args, **kwargs):
     start = time.perf_counter()
     output = generate(*args, **kwargs)
-    lengths = {len(tokens) for tokens in output.tokens}
-    if lengths != {options.response_len}:
-      raise ValueError(
-        f"tunix must give {options.response_len} tokens a completion for an "
-        f"equal comparison, got lengths {sorted(lengths)}."
-      )
+    check_lengths(output, options)
     steps.rollout_secs += time.perf_counter() - start
     return output
 

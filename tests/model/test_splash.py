@@ -1,5 +1,6 @@
 """The TPU attention of a shared-prompt row against the CPU forms."""
 
+import functools
 import importlib.util
 
 import jax
@@ -31,18 +32,6 @@ _DENSE = np.array(
   ],
   bool,
 )
-
-
-def _reference(q, k, v, prompt_length, *, prompt_size, num_kept):
-  """Attends by the two CPU forms."""
-  prompt = [x[:, :prompt_size] for x in (q, k, v)]
-  own = [
-    x[:, prompt_size:].reshape(x.shape[0], num_kept, -1, *x.shape[2:])
-    for x in (q, k, v)
-  ]
-  out = attention.completions(*own, prompt[1], prompt[2], prompt_length)
-  out = out.reshape(q.shape[0], -1, *q.shape[2:])
-  return jnp.concatenate([attention.causal(*prompt), out], axis=1)
 
 
 def _inputs(batch, num_tokens, num_heads, num_kv_heads, head_dim):
@@ -89,7 +78,7 @@ def _check_gradients(shape, heads, lengths, mesh=None):
     )
 
   expected, expected_gradients = _values_and_gradients(
-    lambda *x: _reference(*x, lengths, **sizes), q, k, v, weights
+    lambda *x: attention.shared_prompt(*x, lengths, **sizes), q, k, v, weights
   )
   out, gradients = _values_and_gradients(attend, q, k, v, weights)
   assert np.isfinite(out).all()
@@ -106,31 +95,34 @@ def test_shared_prompt_equals_cpu_attention(shape, heads):
   _check_gradients(shape, heads, [1, shape[0] - 37, shape[0]])
 
 
-# Two shards share the one key head, or none is split: three query heads.
-@pytest.mark.parametrize("num_heads", [4, 3])
-def test_shared_prompt_on_mesh_equals_cpu_attention(num_heads):
+def test_shared_prompt_on_mesh_equals_cpu_attention():
   mesh = sharding.make_mesh(1, 2, 2, jax.devices()[:4])
-  _check_gradients((32, 32, 3), (num_heads, 1, 64), [20, 32], mesh)
+  # Two shards of heads use the one key head.
+  _check_gradients((32, 32, 3), (4, 1, 64), [20, 32], mesh)
 
 
-def test_shared_prompt_splits_key_heads_over_mesh():
+# Each shard holds one of two key heads; three query heads are not split.
+@pytest.mark.parametrize("num_heads, num_kv_heads", [(4, 2), (3, 1)])
+def test_shared_prompt_splits_heads_over_mesh(num_heads, num_kv_heads):
   mesh = sharding.make_mesh(1, 1, 2, jax.devices()[:2])
-  q, k, v, _ = _inputs(1, 128, 4, 2, 64)
+  q, k, v, _ = _inputs(1, 128, num_heads, num_kv_heads, 64)
+  length = jnp.array([32])
   sizes = {"prompt_size": 32, "num_kept": 3}
-  out = splash.shared_prompt(
-    q, k, v, jnp.array([32]), **sizes, mesh=mesh, interpret=True
+  attend = functools.partial(
+    splash.shared_prompt, **sizes, mesh=mesh, interpret=True
   )
-  _assert_near(out, _reference(q, k, v, jnp.array([32]), **sizes))
+  out = jax.jit(attend)(q, k, v, length)
+  _assert_near(out, attention.shared_prompt(q, k, v, length, **sizes))
 
 
 def test_shared_prompt_refuses_uneven_completions():
-  q, k, v, _ = _inputs(1, 14, 1, 1, 64)
+  q = k = v = jnp.zeros((1, 14, 1, 64))
   with pytest.raises(ValueError, match="multiple of num_kept, got 10 for 3"):
     splash.shared_prompt(q, k, v, jnp.array([4]), prompt_size=4, num_kept=3)
 
 
 def test_shared_prompt_refuses_rows_the_mesh_does_not_divide():
-  q, k, v, _ = _inputs(3, 14, 1, 1, 64)
+  q = k = v = jnp.zeros((3, 14, 1, 64))
   mesh = sharding.make_mesh(1, 2, 1, jax.devices()[:2])
   with pytest.raises(ValueError, match="data x fsdp, got 3 for 2"):
     splash.shared_prompt(
@@ -162,7 +154,7 @@ def test_masks_are_equal_by_sizes():
 
 
 def test_mask_refuses_rows_beyond_int32():
-  with pytest.raises(ValueError, match=r"below 2 \*\* 31, got 65536 x 65535"):
+  with pytest.raises(ValueError, match=r"below 2 \*\* 31, got 65536 x 65534"):
     splash.SharedPromptMask(65536, 2, 1)
 
 
@@ -185,7 +177,16 @@ def test_mask_lets_the_kernel_skip_siblings():
 
 @pytest.mark.parametrize(
   "num_tokens, expected",
-  [(128, 128), (300, 128), (512, 512), (900, 256), (1025, 128), (6144, 512)],
+  [
+    (128, 128),
+    (300, 128),
+    (512, 512),
+    (768, 256),
+    (900, 128),
+    (960, 512),
+    (1025, 128),
+    (6144, 512),
+  ],
 )
 def test_block_size_pads_little(num_tokens, expected):
   assert splash._block_size(num_tokens) == expected

@@ -190,7 +190,7 @@ def test_rollout_of_single_samples_fills_all_rows(rolling, batch, name):
   rollouts, stats = rolling.rollout(
     many, name, group_size=1, temperature=0.0, max_tokens=1
   )
-  # 15 prompts of one token on 8 rows: two waves. Four banks would take four.
+  # 15 prompts of one token on 8 rows: two waves. Five banks would take three.
   assert stats.num_iterations == 2
   assert stats.num_prefills == 15
   assert (rollouts.completion_ids[:5] == rollouts.completion_ids[5:10]).all()

@@ -82,10 +82,10 @@ def test_rollout_with_deleted_parameters_fails_and_sync_repairs_it(
 
 
 def test_insert_without_a_free_bank_fails_the_request_only(rolling, batch):
-  # Eight rows in groups of four: four banks. A fifth group finds none.
+  # Eight rows in groups of four: five banks. A sixth group finds none.
   engine = rolling.engine()
   engine.reserve(prompt_size=32, completion_size=24, group_size=4)
-  groups = _groups(batch, rows=(0, 1, 2, 3, 4))
+  groups = _groups(batch, rows=(0, 1, 2, 3, 4, 0))
   engine.ledger.open(groups)
   state = engine.init_decode_state()
   for row, group in enumerate(groups):
@@ -94,10 +94,10 @@ def test_insert_without_a_free_bank_fails_the_request_only(rolling, batch):
       params=engine.box, padded_tokens=tokens, true_length=1
     )
     state = engine.insert(handle, state, row)
-  assert "all 4 prompt banks are in use" in str(groups[4].requests[0].error)
-  assert [group.bank for group in groups] == [0, 1, 2, 3, None]
-  assert [row and row.group for row in engine.ledger.rows[:5]] == groups
-  assert len(engine.ledger.live()) == 4
+  assert "all 5 prompt banks are in use" in str(groups[5].requests[0].error)
+  assert [group.bank for group in groups] == [0, 1, 2, 3, 4, None]
+  assert [row and row.group for row in engine.ledger.rows[:6]] == groups
+  assert len(engine.ledger.live()) == 5
 
 
 def test_driver_thread_that_fails_closes_the_driver(

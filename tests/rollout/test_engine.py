@@ -1,3 +1,4 @@
+import heapq
 import threading
 
 import jax
@@ -93,8 +94,8 @@ def test_stop_tokenizer_stops_at_stop_tokens_only():
 @pytest.mark.parametrize(
   ("slots", "group_size", "layout", "expected"),
   [
-    (16, 8, "shared", 4),
-    (64, 4, "shared", 18),
+    (16, 8, "shared", 5),
+    (64, 4, "shared", 26),
     (8, 8, "shared", 3),
     (3, 8, "shared", 3),
     (16, 1, "shared", 16),
@@ -102,7 +103,7 @@ def test_stop_tokenizer_stops_at_stop_tokens_only():
     (1, 8, "shared", 1),
   ],
 )
-def test_num_banks_holds_a_full_batch_and_two_groups_more(
+def test_num_banks_holds_a_full_batch_and_groups_that_are_ending(
   slots, group_size, layout, expected
 ):
   assert engine.num_banks(slots, group_size, layout) == expected
@@ -202,3 +203,51 @@ def test_key_words_name_step_prompt_and_sample():
   assert words.tolist()[1:3] == [3694361714, 1127379007]
   longer = request.key_words(np.append(ids, 0), step=9, sample_index=2)
   assert longer.tolist()[1:3] != words.tolist()[1:3]
+
+
+def test_cache_follows_the_buckets_of_the_rollout(rolling, batch, config):
+  made = rolling.engine()
+  loop = inline.InlineLoop(made)
+
+  def run(prompt_size, completion_size, group_size):
+    made.reserve(
+      prompt_size=prompt_size,
+      completion_size=completion_size,
+      group_size=group_size,
+    )
+    ids = batch.prompt_ids[0, :prompt_size]
+    loop.run(
+      [
+        request.Group(
+          ids, 9, step=0, sample_indices=range(group_size), limit=3,
+          temperature=1.0,
+        )
+      ]
+    )  # fmt: skip
+    cache = loop._state.cache
+    assert cache.prefix_v.shape == cache.prefix_k.shape
+    assert cache.v.shape == cache.k.shape
+    return cache.prefix_k.shape, cache.k.shape
+
+  # Layers, banks or rows, tokens, key heads, head size; 256 is the maximum.
+  assert config.max_positions == 256
+  assert run(32, 24, 4) == ((2, 4, 32, 2, 8), (2, 8, 24, 2, 8))
+  assert run(16, 8, 1) == ((2, 8, 16, 2, 8), (2, 8, 8, 2, 8))
+
+
+def _ideal_iterations(lengths, slots):
+  """Returns the iterations of rows that are refilled as soon as they end."""
+  rows = [0] * slots
+  for length in lengths:
+    heapq.heapreplace(rows, rows[0] + int(length))
+  return max(rows)
+
+
+@pytest.mark.parametrize("name", ["inline", "jetstream"])
+def test_rollout_decodes_little_more_than_the_ideal(rolling, batch, name):
+  many = types.PromptBatch(*(field[np.arange(20) % 5] for field in batch))
+  settings = {"decode_chunk": 16, "refill": 1}
+  rollouts, stats = rolling.rollout(many, name, settings=settings)
+  lengths = rollouts.completion_mask.sum(-1).ravel()
+  assert (lengths < 10).sum() > 10 and (lengths == 18).sum() > 20
+  assert stats.num_iterations <= 1.1 * _ideal_iterations(lengths, 8)

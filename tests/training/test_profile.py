@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from toolrl_jax.training import profile
+from toolrl_jax.training import metrics, profile, step_metrics
 
 
 def test_parse_steps_reads_a_range():
@@ -26,3 +26,19 @@ def test_step_profiler_traces_once(tmp_path):
       assert len(list(tmp_path.rglob("*.xplane.pb"))) == (step > 2)
     profiler.begin(2)  # A second time it traces nothing.
   assert len(list(tmp_path.rglob("*.xplane.pb"))) == 1
+
+
+def test_stages_of_a_step_are_regions_of_the_trace(tmp_path):
+  with profile.StepProfiler((1, 1), tmp_path / "profile") as profiler:
+    profiler.begin(1)
+    clock = step_metrics.Clock(metrics.CompilationCounter())
+    for stage in ("rollout", "reward", "update"):
+      clock.begin(stage)
+      jnp.ones(3).sum().block_until_ready()
+    row = clock.metrics()
+  assert {"rollout/secs", "reward/secs", "update/secs"} <= row.keys()
+  stages = sum(row[f"{name}/secs"] for name in ("rollout", "reward", "update"))
+  assert 0 < stages <= row["step/secs"]
+  (trace,) = tmp_path.rglob("*.xplane.pb")
+  found = trace.read_bytes()
+  assert all(name in found for name in (b"rollout", b"reward", b"update"))

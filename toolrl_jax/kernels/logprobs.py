@@ -4,6 +4,8 @@ Logits exist for completion positions only, and for `chunk_tokens` of them at
 one time. The module does not know rewards, losses or devices.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -17,6 +19,7 @@ def token_logprobs(
   temperature: float,
   chunk_tokens: int,
   has_entropy: bool = False,
+  place: Callable[[Array], Array] = lambda x: x,
 ) -> tuple[Float[Array, "B S T"], Float[Array, "B S T"] | None]:
   """Scores each token under the softmax of its logits over the temperature.
 
@@ -35,6 +38,7 @@ def token_logprobs(
     temperature: Sampling temperature, above 0.
     chunk_tokens: Most tokens whose logits exist at one time, at least 1.
     has_entropy: Whether the entropy is computed.
+    place: Keeps an array that leads with B where its rows lie.
 
   Returns:
     Log-probabilities in nats and, when asked for, entropies in nats, else
@@ -55,38 +59,38 @@ def token_logprobs(
     )
 
   def score(chunk):
+    # Without it a compiler may split the width instead of the tokens.
+    chunk = jax.tree.map(place, chunk)
     return _score(*chunk, table, temperature, has_entropy)
 
-  flat_hidden = hidden.reshape(-1, hidden.shape[-1])
-  num_tokens = flat_hidden.shape[0]
-  num_chunks = -(-num_tokens // chunk_tokens)
+  num_rows = hidden.shape[0]
+  rows = (hidden.reshape(num_rows, -1, hidden.shape[-1]), _by_row(ids))
+  num_tokens = rows[1].shape[1]
+  num_chunks = -(-num_tokens // max(1, chunk_tokens // num_rows))
   if num_chunks <= 1:
-    logprobs, entropy = score((flat_hidden, ids.reshape(-1)))
+    logprobs, entropy = score(rows)
   else:
-    chunks = (
-      _to_chunks(flat_hidden, num_chunks),
-      _to_chunks(ids.reshape(-1), num_chunks),
-    )
+    chunks = tuple(_to_chunks(x, num_chunks) for x in rows)
     scored = jax.lax.map(jax.checkpoint(score, prevent_cse=False), chunks)
     logprobs, entropy = jax.tree.map(
-      lambda x: x.T.reshape(-1)[:num_tokens], scored
+      lambda x: x.swapaxes(0, 1).reshape(num_rows, -1)[:, :num_tokens], scored
     )
   return jax.tree.map(lambda x: x.reshape(ids.shape), (logprobs, entropy))
 
 
 def _score(
-  hidden: Float[Array, "C D"],
-  ids: Int[Array, " C"],
+  hidden: Float[Array, "B C D"],
+  ids: Int[Array, "B C"],
   table: Float[Array, "V D"],
   temperature: float,
   has_entropy: bool,
-) -> tuple[Float[Array, " C"], Float[Array, " C"] | None]:
+) -> tuple[Float[Array, "B C"], Float[Array, "B C"] | None]:
   """Scores one chunk of tokens."""
   wide = jnp.promote_types(hidden.dtype, jnp.float32)
   # Cast inside the chunk: its gradient is then summed over chunks in the
   # table's own dtype, not in the narrow one.
   logits = jnp.einsum(
-    "cd,vd->cv",
+    "bcd,vd->bcv",
     hidden,
     table.astype(hidden.dtype),
     preferred_element_type=wide,
@@ -94,22 +98,27 @@ def _score(
   logits = logits / temperature
   total = jax.nn.logsumexp(logits, axis=-1)
   # A masked sum, not a gather: it stays local where V lies on several devices.
-  is_id = jnp.arange(table.shape[0]) == ids[:, None]
+  is_id = jnp.arange(table.shape[0]) == ids[..., None]
   logprobs = jnp.sum(jnp.where(is_id, logits, 0.0), axis=-1) - total
   if not has_entropy:
     return logprobs, None
-  probabilities = jnp.exp(logits - total[:, None])
+  probabilities = jnp.exp(logits - total[..., None])
   return logprobs, total - jnp.sum(probabilities * logits, axis=-1)
 
 
-def _to_chunks(x: Array, num_chunks: int) -> Array:
-  """Splits the first axis into [num_chunks, ...], taking every n-th token.
+def _by_row(x: Array) -> Array:
+  return x.reshape(x.shape[0], -1)
 
-  Tokens of one device stand next to each other, so a strided chunk holds the
-  same share of every device and none waits for another.
+
+def _to_chunks(x: Array, num_chunks: int) -> Array:
+  """Splits the second axis: [B, N, ...] to [num_chunks, B, size, ...].
+
+  Every chunk holds the same share of every row, so devices that hold rows
+  work side by side.
   """
-  size = -(-x.shape[0] // num_chunks)
-  padding = [(0, size * num_chunks - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
-  return (
-    jnp.pad(x, padding).reshape(size, num_chunks, *x.shape[1:]).swapaxes(0, 1)
+  size = -(-x.shape[1] // num_chunks)
+  padding = [(0, 0), (0, size * num_chunks - x.shape[1])]
+  padded = jnp.pad(x, padding + [(0, 0)] * (x.ndim - 2))
+  return padded.reshape(x.shape[0], num_chunks, size, *x.shape[2:]).swapaxes(
+    0, 1
   )

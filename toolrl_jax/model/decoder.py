@@ -16,6 +16,7 @@ The decoder knows nothing of text, sampling, rewards or groups' rewards.
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -27,12 +28,16 @@ from jaxtyping import Array, Float, Int
 
 from toolrl_jax.model import attention
 from toolrl_jax.model.presets import DecoderConfig, RopeScaling
+from toolrl_jax.types import Packing
 
 Params = Any
+# Signature of attention.shared_prompt.
+Attend = Callable[..., Array]
+# Keeps an array that leads with blocks or groups where they lie.
+Place = Callable[[Array], Array]
 Remat = Literal["none", "layer", "dots"]
 
-# Small stacks are taken apart for decoding (see `unstack_layers`) and unrolled
-# for training.
+# Small stacks are unrolled for training.
 _MAX_UNROLLED_LAYERS = 8
 
 
@@ -228,22 +233,25 @@ def _layer(config: DecoderConfig, weights: Params) -> Layer:
   return nnx.merge(_graph(config)[1], weights)
 
 
-def unstack_layers(params: Params, config: DecoderConfig) -> Params:
-  """Takes a small stack of layers apart, for many calls of `decode`.
+def unstack_layers(
+  params: Params, config: DecoderConfig, *, dtype: DTypeLike
+) -> Params:
+  """Takes the stack of layers apart and casts weights, for `decode`.
 
-  A scan copies each layer's weights out of the stack for every token; here
-  they are copied once, before the loop over tokens. Deep stacks stay as they
-  are: the copy would double the memory of the weights.
+  A scan copies each layer's weights out of the stack for every token, and a
+  cast reads the wide weights every time; here both are done once. The copy
+  takes the memory of the layers in the given dtype.
 
   Args:
     params: Parameter pytree.
     config: Shape of the decoder.
+    dtype: The compute dtype of the calls of `decode`; the numbers are those
+      of a cast inside.
 
   Returns:
-    The pytree, with a tuple of layers where the stack is small.
+    The pytree with a tuple of layers, all leaves of the dtype.
   """
-  if config.num_layers > _MAX_UNROLLED_LAYERS:
-    return params
+  params = jax.tree.map(lambda x: x.astype(dtype), params)
   layers = tuple(
     jax.tree.map(operator.itemgetter(index), params["layers"])
     for index in range(config.num_layers)
@@ -364,6 +372,55 @@ def prefill(
   return logits(params, final_norm(params, config, last[:, 0])), k, v
 
 
+def extend(
+  params: Params,
+  new_ids: Int[Array, "B S"],
+  num_new: Int[Array, " B"],
+  stored_k: Float[Array, "L B P N H"],
+  stored_v: Float[Array, "L B P N H"],
+  num_stored: Int[Array, " B"],
+  *,
+  config: DecoderConfig,
+  compute_dtype: DTypeLike = jnp.float32,
+) -> tuple[
+  Float[Array, "B V"], Float[Array, "L B P N H"], Float[Array, "L B P N H"]
+]:
+  """Runs the rest of prompts whose first tokens have keys and values.
+
+  Equals `prefill` of the whole prompts up to rounding; costs their new tokens
+  only.
+
+  Args:
+    params: Parameter pytree.
+    new_ids: The tokens after the stored ones, padded on the right.
+    num_new: Real tokens of them, at least 1.
+    stored_k: Keys of the stored tokens, with room for the new ones.
+    stored_v: Values of the stored tokens.
+    num_stored: Real tokens of each; what stands behind them is not read.
+    config: Shape of the decoder.
+    compute_dtype: Dtype of the matrix products.
+
+  Returns:
+    Logits of the token after each prompt, and keys and values of all layers.
+  """
+  positions = num_stored[:, None] + jnp.arange(new_ids.shape[1])
+  rows = jnp.arange(new_ids.shape[0])[:, None]
+
+  def body(x, weights_and_stored):
+    weights, k, v = weights_and_stored
+    layer = _layer(config, weights)
+    q, new_k, new_v = layer.qkv(x, positions)
+    # Padding that reaches past the end is dropped.
+    k = k.at[rows, positions].set(new_k, mode="drop")
+    v = v.at[rows, positions].set(new_v, mode="drop")
+    return layer.finish(x, attention.extension(q, k, v, positions)), (k, v)
+
+  x = embed(params, new_ids, compute_dtype)
+  x, (k, v) = jax.lax.scan(body, x, (params["layers"], stored_k, stored_v))
+  last = jnp.take_along_axis(x, (num_new - 1)[:, None, None], axis=1)
+  return logits(params, final_norm(params, config, last[:, 0])), k, v
+
+
 def decode(
   params: Params,
   token_ids: Int[Array, " R"],
@@ -430,6 +487,8 @@ def group_hidden(
   config: DecoderConfig,
   compute_dtype: DTypeLike = jnp.float32,
   remat: Remat = "none",
+  attend: Attend = attention.shared_prompt,
+  place: Place = lambda x: x,
 ) -> Float[Array, "B S T D"]:
   """Returns the hidden state that predicts each completion token.
 
@@ -446,6 +505,8 @@ def group_hidden(
     config: Shape of the decoder.
     compute_dtype: Dtype of the matrix products.
     remat: What the backward pass recomputes.
+    attend: Attention over the places of whole groups.
+    place: Keeps an array that leads with groups where they lie.
 
   Returns:
     Normalised hidden states; [..., t, :] predicts `completion_ids[..., t]`.
@@ -462,22 +523,139 @@ def group_hidden(
   )
   ids = jnp.concatenate([prompt_ids, completion_ids.reshape(batch, -1)], axis=1)
 
+  x = _run_layers(
+    params,
+    embed(params, ids, compute_dtype),
+    positions,
+    functools.partial(
+      attend,
+      prompt_length=prompt_length,
+      prompt_size=prompt_size,
+      num_kept=num_kept,
+    ),
+    config=config,
+    remat=remat,
+    place=place,
+  )
+  last = jnp.take_along_axis(x, (prompt_length - 1)[:, None, None], axis=1)
+  hidden = x[:, prompt_size:].reshape(batch, num_kept, size, -1)
+  first = jnp.broadcast_to(last[:, None], (batch, num_kept, 1, x.shape[-1]))
+  hidden = jnp.concatenate([first, hidden[:, :, :-1]], axis=2)
+  return final_norm(params, config, hidden)
+
+
+def packed_hidden(
+  params: Params,
+  packing: Packing,
+  prompt_length: Int[Array, " B"],
+  *,
+  prompt_size: int,
+  num_kept: int,
+  config: DecoderConfig,
+  compute_dtype: DTypeLike = jnp.float32,
+  remat: Remat = "none",
+  attend: Attend = attention.shared_prompt,
+  place: Place = lambda x: x,
+) -> Float[Array, "R M D"]:
+  """Returns what `group_hidden` does, for packed groups.
+
+  All but attention runs on the packed tokens; attention moves its rows to
+  their padded places and back.
+
+  Args:
+    params: Parameter pytree.
+    packing: Where the tokens of R blocks of B / R groups stand.
+    prompt_length: Real tokens of each group's prompt, at least 1.
+    prompt_size: Places of a prompt (P).
+    num_kept: Completions of a group (S).
+    config: Shape of the decoder.
+    compute_dtype: Dtype of the matrix products.
+    remat: What the backward pass recomputes.
+    attend: Attention over the places of whole groups.
+    place: Keeps an array that leads with groups where they lie.
+
+  Returns:
+    Normalised hidden states; [..., m, :] predicts `packing.scored_ids[..., m]`.
+  """
+  num_groups = prompt_length.shape[0]
+  where: Any = jax.tree.map(jnp.asarray, packing)
+
+  def attend_packed(q, k, v):
+    to_places = lambda x: _move_rows(
+      x, where.to_padded, where.to_packed
+    ).reshape(num_groups, -1, *x.shape[2:])
+    out = attend(
+      to_places(q), to_places(k), to_places(v), prompt_length=prompt_length,
+      prompt_size=prompt_size, num_kept=num_kept,
+    )  # fmt: skip
+    out = out.reshape(where.to_padded.shape + q.shape[2:])
+    return _move_rows(out, where.to_packed, where.to_padded)
+
+  x = _run_layers(
+    params,
+    embed(params, where.token_ids, compute_dtype),
+    where.positions,
+    attend_packed,
+    config=config,
+    remat=remat,
+    place=place,
+  )
+  # The last of a prompt predicts the first token of each completion.
+  hidden = jnp.take_along_axis(x, where.predictor[..., None], axis=1)
+  return final_norm(params, config, hidden)
+
+
+@jax.custom_vjp
+def _move_rows(
+  x: Float[Array, "R A *rest"],
+  source: Int[Array, "R B"],
+  target: Int[Array, "R A"],
+) -> Float[Array, "R B *rest"]:
+  """Moves rows to other places, 0 where nothing comes from.
+
+  Args:
+    x: Rows.
+    source: Row that comes to each place; A for none.
+    target: Place that each row goes to; B for none. It says again what
+      `source` does, so that the gradient is no scatter.
+
+  Returns:
+    The rows in their places.
+  """
+  del target
+  return _take_rows(x, source)
+
+
+def _take_rows(x: Array, rows: Array) -> Array:
+  take = lambda x, rows: x.at[rows].get(mode="fill", fill_value=0)
+  return jax.vmap(take)(x, rows)
+
+
+_move_rows.defvjp(
+  lambda x, source, target: (_take_rows(x, source), target),
+  lambda target, gradient: (_take_rows(gradient, target), None, None),
+)
+
+
+def _run_layers(
+  params: Params,
+  x: Float[Array, "*rows D"],
+  positions: Int[Array, "*rows"],
+  attend: Attend,
+  *,
+  config: DecoderConfig,
+  remat: Remat,
+  place: Place,
+) -> Float[Array, "*rows D"]:
+  """Runs all layers for training."""
+
   def body(x, weights):
     layer = _layer(config, weights)
-    q, k, v = layer.qkv(x, positions)
-    kept = lambda y: y[:, prompt_size:].reshape(
-      batch, num_kept, size, *y.shape[2:]
-    )
-    prompt_k, prompt_v = k[:, :prompt_size], v[:, :prompt_size]
-    prompt_out = attention.causal(q[:, :prompt_size], prompt_k, prompt_v)
-    out = attention.completions(
-      kept(q), kept(k), kept(v), prompt_k, prompt_v, prompt_length
-    )
-    out = out.reshape(batch, num_kept * size, *out.shape[3:])
-    attended = jnp.concatenate([prompt_out, out], axis=1)
-    return layer.finish(x, attended), None
+    # Weights split over the devices that split the groups: without it a
+    # compiler may gather the groups instead of the weights.
+    x = place(x)
+    return place(layer.finish(x, attend(*layer.qkv(x, positions)))), None
 
-  x = embed(params, ids, compute_dtype)
   x, _ = jax.lax.scan(
     _with_remat(body, remat),
     x,
@@ -485,11 +663,7 @@ def group_hidden(
     # The backward pass of a scan stacks and slices what it saved.
     unroll=config.num_layers <= _MAX_UNROLLED_LAYERS,
   )
-  last = jnp.take_along_axis(x, (prompt_length - 1)[:, None, None], axis=1)
-  hidden = x[:, prompt_size:].reshape(batch, num_kept, size, -1)
-  first = jnp.broadcast_to(last[:, None], (batch, num_kept, 1, x.shape[-1]))
-  hidden = jnp.concatenate([first, hidden[:, :, :-1]], axis=2)
-  return final_norm(params, config, hidden)
+  return x
 
 
 def _with_remat(body, remat: Remat):

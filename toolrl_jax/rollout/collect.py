@@ -6,13 +6,14 @@ error for whatever failed. It knows neither text nor rewards.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from toolrl_jax import types
 from toolrl_jax.model import decoder
-from toolrl_jax.rollout import driver, inline
+from toolrl_jax.rollout import driver, finished, inline
+from toolrl_jax.rollout import prompts as prompts_lib
 from toolrl_jax.rollout.engine import RolloutEngine
 from toolrl_jax.rollout.ledger import RolloutStats
 from toolrl_jax.rollout.request import Group, RolloutError
@@ -41,6 +42,8 @@ class RolloutServer:
     temperature: float = 1.0,
     step: int = 0,
     completion_buckets: Sequence[int] = (),
+    on_group: Callable[[int, types.Rollouts], None] | None = None,
+    reuse_prefixes: bool = False,
   ) -> types.Rollouts:
     """Samples `group_size` completions of every prompt.
 
@@ -58,17 +61,30 @@ class RolloutServer:
       step: Training step, part of the samples' names.
       completion_buckets: Lengths to pad to, rising; empty is powers of two
         from 64.
+      on_group: Called as (index of the prompt, its rows [1, G, t]) as soon as
+        all completions of a prompt have ended, t being the longest of them;
+        on one thread beside the decoding, in the order in which prompts end.
+        All calls have returned when the rollout returns.
+      reuse_prefixes: Take the beginning of each prompt from the engine's
+        store where it holds one, and put prompts and completions into it:
+        the next turn of a conversation runs its new tokens only. The bits
+        then depend on the rollouts of this kind since the last `sync`.
 
     Returns:
       Completions padded to the smallest bucket that holds the longest.
 
     Raises:
       ValueError: A prompt or a setting cannot be served.
-      RolloutError: The engine failed.
+      RolloutError: The engine or `on_group` failed.
     """
     batch = pad_prompts(prompts)
     _check_settings(group_size, max_tokens, temperature, step)
     _check_prompts(batch, self.engine, max_tokens)
+    if reuse_prefixes and not self.engine.store.budget_tokens:
+      raise ValueError(
+        "reuse_prefixes needs a prefix store, got a store of 0 tokens; "
+        "set config.rollout.prefix_store_tokens."
+      )
     buckets = _buckets(completion_buckets, max_tokens)
     by_prompt = _make_groups(
       batch,
@@ -84,9 +100,25 @@ class RolloutServer:
       completion_size=_smallest(buckets, max_tokens),
       group_size=group_size,
     )
-    self._runner.run([group for groups in by_prompt for group in groups])
-    _raise_failure(by_prompt, step)
-    return _collect(by_prompt, group_size=group_size, buckets=buckets)
+    groups = [group for groups in by_prompt for group in groups]
+    if reuse_prefixes:
+      self.engine.store.plan(groups)
+      for group in groups:
+        group.is_kept = True
+    prompts_lib.run_together(groups, self.engine.prefill_rows)
+    report = None if on_group is None else _reporter(by_prompt, on_group)
+    with finished.reporting(by_prompt, report):
+      self._runner.run(groups)
+      _raise_failure(by_prompt, step)
+    # In the order of submission: what the store holds does not depend on
+    # which request ended first.
+    self.engine.store.keep(groups)
+    longest = max(
+      (r.num_tokens for group in groups for r in group.requests), default=0
+    )
+    return _collect(
+      by_prompt, group_size=group_size, size=_smallest(buckets, longest)
+    )
 
   def sync(self, params: decoder.Params, version: int) -> None:
     """Serves other parameters from the next rollout on.
@@ -267,19 +299,33 @@ def _raise_failure(by_prompt: Sequence[Sequence[Group]], step: int) -> None:
     ) from errors[0]
 
 
+def _reporter(
+  by_prompt: Sequence[Sequence[Group]],
+  on_group: Callable[[int, types.Rollouts], None],
+) -> Callable[[int], None]:
+  """Returns a call of `on_group` with the rows of a prompt."""
+
+  def report(prompt: int) -> None:
+    groups = by_prompt[prompt]
+    lengths = [r.num_tokens for group in groups for r in group.requests]
+    rows = _collect([groups], group_size=len(lengths), size=max(lengths))
+    on_group(prompt, rows)
+
+  return report
+
+
 def _collect(
   by_prompt: Sequence[Sequence[Group]],
   *,
   group_size: int,
-  buckets: Sequence[int],
+  size: int,
 ) -> types.Rollouts:
   """Pads the requests' tokens into arrays [B, G, T]."""
   requests = [
     [request for group in groups for request in group.requests]
     for groups in by_prompt
   ]
-  longest = max((r.num_tokens for row in requests for r in row), default=0)
-  shape = (len(by_prompt), group_size, _smallest(buckets, longest))
+  shape = (len(by_prompt), group_size, size)
   rollouts = types.Rollouts(
     completion_ids=np.zeros(shape, np.int32),
     completion_mask=np.zeros(shape, bool),

@@ -1,4 +1,4 @@
-"""The engine's device programs: prefill a prompt, fill a row, decode a chunk.
+"""The engine's device programs: fill a bank and a row, decode a chunk.
 
 From parameters and a `DecodeState` to the next state and the chunk's tokens.
 Plain functions; `make_programs` alone compiles them. They know neither
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from toolrl_jax.model import decoder
 from toolrl_jax.model.presets import DecoderConfig
-from toolrl_jax.rollout import sampling
+from toolrl_jax.rollout import placement, prompts, sampling
 
 
 class DecodeState(NamedTuple):
@@ -41,20 +41,6 @@ class DecodeState(NamedTuple):
   keys: UInt32[Array, "R 2"]
 
 
-class Prefix(NamedTuple):
-  """A prompt that was run.
-
-  Attributes:
-    logits: Of the token after the prompt, [V].
-    k: Keys of all layers, [L, 1, P, N, H].
-    v: Values of all layers.
-  """
-
-  logits: Float[Array, " V"]
-  k: Float[Array, "L 1 P N H"]
-  v: Float[Array, "L 1 P N H"]
-
-
 class Chunk(NamedTuple):
   """What one call of `decode_chunk` generated; row r has `num_tokens[r]`.
 
@@ -73,13 +59,32 @@ class Chunk(NamedTuple):
   num_iterations: Int[Array | np.ndarray, ""]
 
 
-class Programs(NamedTuple):
-  """Compiled programs; those that take a state consume it."""
+class RowCache(NamedTuple):
+  """Keys and values of one row.
 
-  prefill: Callable[..., Prefix]
+  Attributes:
+    prefix_k: Keys of its prompt, [L, P, N, H].
+    prefix_v: Values of its prompt.
+    k: Keys of its decoded tokens, [L, T, N, H].
+    v: Values of its decoded tokens.
+  """
+
+  prefix_k: Float[Array | np.ndarray, "L P N H"]
+  prefix_v: Float[Array | np.ndarray, "L P N H"]
+  k: Float[Array | np.ndarray, "L T N H"]
+  v: Float[Array | np.ndarray, "L T N H"]
+
+
+class Programs(NamedTuple):
+  """Compiled programs; the middle three consume the state that they take."""
+
+  init_state: Callable[..., DecodeState]
+  prefill: Callable[..., prompts.Prefix]
+  extend: Callable[..., prompts.Prefix]
   write_bank: Callable[..., DecodeState]
   start_row: Callable[..., DecodeState]
   decode_chunk: Callable[..., tuple[DecodeState, Chunk]]
+  read_row: Callable[..., RowCache]
 
 
 def init_state(
@@ -119,35 +124,21 @@ def init_state(
   )
 
 
-def prefill(
-  params: decoder.Params,
-  prompt_ids: Int[Array, "1 P"],
-  prompt_length: Int[Array, " 1"],
-  *,
-  config: DecoderConfig,
-  compute_dtype: Any,
-) -> Prefix:
-  """Runs one prompt."""
-  logits, k, v = decoder.prefill(
-    params, prompt_ids, prompt_length, config=config,
-    compute_dtype=compute_dtype,
-  )  # fmt: skip
-  return Prefix(logits[0], k, v)
-
-
 def write_bank(
   state: DecodeState,
-  k: Float[Array, "L 1 P N H"],
-  v: Float[Array, "L 1 P N H"],
+  k: Float[Array, "L B P N H"],
+  v: Float[Array, "L B P N H"],
+  prefix_row: Int[Array, ""],
   prompt_length: Int[Array, ""],
   bank: Int[Array, ""],
 ) -> DecodeState:
-  """Copies a prompt's keys and values into a bank of the same width."""
+  """Copies one of some prompts' keys and values into a bank."""
   cache = state.cache
   start = (0, bank, 0, 0, 0)
+  one = lambda x: jax.lax.dynamic_slice_in_dim(x, prefix_row, 1, axis=1)
   cache = cache._replace(
-    prefix_k=jax.lax.dynamic_update_slice(cache.prefix_k, k, start),
-    prefix_v=jax.lax.dynamic_update_slice(cache.prefix_v, v, start),
+    prefix_k=jax.lax.dynamic_update_slice(cache.prefix_k, one(k), start),
+    prefix_v=jax.lax.dynamic_update_slice(cache.prefix_v, one(v), start),
     prefix_length=cache.prefix_length.at[bank].set(prompt_length),
   )
   return state._replace(cache=cache)
@@ -157,7 +148,8 @@ def start_row(
   state: DecodeState,
   row: Int[Array, ""],
   bank: Int[Array, ""],
-  logits: Float[Array, " V"],
+  logits: Float[Array, "B V"],
+  prefix_row: Int[Array, ""],
   limit: Int[Array, ""],
   temperature: Float[Array, ""],
   seed: UInt32[Array, ""],
@@ -170,13 +162,43 @@ def start_row(
   )
   return DecodeState(
     cache=cache,
-    logits=state.logits.at[row].set(logits),
+    logits=state.logits.at[row].set(logits[prefix_row]),
     num_generated=state.num_generated.at[row].set(0),
     limit=state.limit.at[row].set(limit),
     temperature=state.temperature.at[row].set(temperature),
     is_done=state.is_done.at[row].set(False),
     keys=state.keys.at[row].set(sampling.request_key(seed, words)),
   )
+
+
+def read_row(
+  state: DecodeState, row: Int[Array, ""], bank: Int[Array, ""]
+) -> RowCache:
+  """Reads the keys and values that a row sees: its bank's and its own."""
+  cache = state.cache
+  return RowCache(
+    cache.prefix_k[:, bank], cache.prefix_v[:, bank],
+    cache.k[:, row], cache.v[:, row],
+  )  # fmt: skip
+
+
+def real_tokens(
+  cache: RowCache, prompt_length: int, num_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns keys and values of a row's prompt and completion, on the host.
+
+  The last token of a completion was run as well, so the cache holds it.
+
+  Args:
+    cache: From `read_row`.
+    prompt_length: Real tokens of the prompt.
+    num_tokens: Tokens of the completion.
+  """
+  host = jax.device_get(cache)
+  joined = lambda prompt, own: np.concatenate(
+    [prompt[:, :prompt_length], own[:, :num_tokens]], axis=1
+  )
+  return joined(host.prefix_k, host.k), joined(host.prefix_v, host.v)
 
 
 def _step(
@@ -228,7 +250,7 @@ def decode_chunk(
   """Decodes up to `num_steps` tokens of every live row in one loop.
 
   Args:
-    params: Parameter pytree.
+    params: Parameter pytree, as it is or from `decoder.unstack_layers`.
     state: Rows; at least one is live.
     num_banks: Banks in use are below it.
     refill: The loop ends when this many rows have ended in it.
@@ -240,7 +262,6 @@ def decode_chunk(
   Returns:
     The state after the chunk, and the chunk.
   """
-  params = decoder.unstack_layers(params, config)
   was_done, num_before = state.is_done, state.num_generated
   # The banks stay outside the loop: nothing in it changes them.
   banks = {
@@ -281,6 +302,25 @@ def decode_chunk(
   return state, Chunk(*columns, num_tokens, num_iterations)
 
 
+def _shardings(placed: placement.Placement | None) -> dict[str, Any]:
+  """Returns the sharding of what each program gives; of None, nothing fixed."""
+  if placed is None:
+    return dict.fromkeys(Programs._fields)
+  cache, rest = placed
+  banks = decoder.DecodeCache(cache, cache, rest, rest, cache, cache, rest)
+  state = DecodeState(banks, *[rest] * (len(DecodeState._fields) - 1))
+  prefix = prompts.Prefix(rest, cache, cache)
+  return {
+    "init_state": state,
+    "prefill": prefix,
+    "extend": prefix,
+    "write_bank": state,
+    "start_row": state,
+    "decode_chunk": (state, rest),
+    "read_row": rest,
+  }
+
+
 @functools.lru_cache(maxsize=16)
 def make_programs(
   config: DecoderConfig,
@@ -288,15 +328,39 @@ def make_programs(
   *,
   num_steps: int,
   compute_dtype: Any,
+  placed: placement.Placement | None = None,
 ) -> Programs:
-  """Compiles the programs of an engine; engines of one shape share them."""
+  """Compiles the programs of an engine; engines of one shape share them.
+
+  Args:
+    config: Shape of the decoder.
+    options: Truncation, stop tokens.
+    num_steps: Most iterations of a chunk (K).
+    compute_dtype: Dtype of the matrix products and of the cache.
+    placed: Where the results lie; None leaves that to the compiler. Fixed, a
+      state looks the same whichever program made it, so none compiles twice.
+  """
   fixed = {"config": config, "compute_dtype": compute_dtype}
   chunk = functools.partial(
     decode_chunk, options=options, num_steps=num_steps, **fixed
   )
+  shardings = _shardings(placed)
+
+  def compiled(name, function, **kwargs):
+    return jax.jit(function, out_shardings=shardings[name], **kwargs)
+
   return Programs(
-    prefill=jax.jit(functools.partial(prefill, **fixed)),
-    write_bank=jax.jit(write_bank, donate_argnums=0),
-    start_row=jax.jit(start_row, donate_argnums=0),
-    decode_chunk=jax.jit(chunk, donate_argnums=1),
-  )
+    init_state=compiled(
+      "init_state",
+      functools.partial(init_state, **fixed),
+      static_argnames=(
+        "slots", "num_banks", "prompt_size", "completion_size",
+      ),
+    ),
+    prefill=compiled("prefill", functools.partial(prompts.prefill, **fixed)),
+    extend=compiled("extend", functools.partial(prompts.extend, **fixed)),
+    write_bank=compiled("write_bank", write_bank, donate_argnums=0),
+    start_row=compiled("start_row", start_row, donate_argnums=0),
+    decode_chunk=compiled("decode_chunk", chunk, donate_argnums=1),
+    read_row=compiled("read_row", read_row),
+  )  # fmt: skip

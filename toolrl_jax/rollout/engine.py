@@ -6,7 +6,8 @@ servers. JetStream's API is bent in three places:
 
 1. `prefill` returns the request's id. JetStream deletes what `prefill` returns
    after `insert`; the real prefix stays with the request's group, so a prompt
-   is computed once however many requests continue it.
+   is computed once however many requests continue it. The prompts that a
+   rollout runs together are computed when the first of them is needed.
 2. `generate` returns several tokens a row, decoded in one compiled loop.
 3. No method raises for what happens on the device: the requests concerned
    fail, and the server reports them.
@@ -29,6 +30,9 @@ from toolrl_jax.model.presets import DecoderConfig
 from toolrl_jax.rollout import (
   decode_loop,
   jetstream_compat,
+  policy,
+  prefix_store,
+  prompts,
   sampling,
   token_forms,
 )
@@ -38,22 +42,16 @@ from toolrl_jax.rollout import request as requests_lib
 _NEVER = np.iinfo(np.int32).max
 
 
-class PolicyBox:
-  """Holds the served parameters; JetStream's threads keep the box itself."""
-
-  def __init__(self, params: decoder.Params):
-    self.params = params
-    self.version = 0
-
-
-class RolloutEngine(jetstream_compat.engine_api.Engine):
+class RolloutEngine(jetstream_compat.SingleEngine):
   """Prefills prompts once a group and decodes rows in chunks.
 
   Attributes:
     slots: Decode rows (R).
     group_size: Rollouts a prompt that the banks are made for (G).
     layout: "shared" or "repeated".
+    prefill_rows: Prompts that run in one call.
     box: The served parameters and their version.
+    store: Conversations of these parameters, for their next turn.
     ledger: Who is in flight.
     programs: The compiled device programs.
   """
@@ -68,6 +66,9 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     decode_chunk: int = 16,
     refill: int = 4,
     layout: str = "shared",
+    prefill_rows: int = 1,
+    prefix_store_tokens: int = 0,
+    is_unstacked: bool = True,
     top_p: float = 1.0,
     top_k: int = 0,
     stop_ids: Sequence[int] = (),
@@ -86,6 +87,12 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
         waits; 0 is never.
       layout: "shared" computes a group's prompt once, "repeated" once a
         request.
+      prefill_rows: Prompts that run in one call, at least 1; short calls are
+        filled up.
+      prefix_store_tokens: Most tokens whose keys and values are kept on the
+        host for the next turn; 0 is off.
+      is_unstacked: Decode from a copy of the weights in the compute dtype,
+        with the layers taken apart: faster, for the memory of the copy.
       top_p: Nucleus, in (0, 1]; 1 is off.
       top_k: Most probable tokens kept; 0 is off.
       stop_ids: Tokens that end a completion.
@@ -95,7 +102,24 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     Raises:
       ValueError: A setting is out of its range.
     """
-    _check_settings(slots, group_size, decode_chunk, refill, layout)
+    if layout not in ("shared", "repeated"):
+      raise ValueError(
+        f'layout must be "shared" or "repeated", got {layout!r}; '
+        "set config.rollout.layout."
+      )
+    for name, value, least in (
+      ("slots", slots, 1),
+      ("group_size", group_size, 1),
+      ("decode_chunk", decode_chunk, 1),
+      ("refill", refill, 0),
+      ("prefill_rows", prefill_rows, 1),
+      ("prefix_store_tokens", prefix_store_tokens, 0),
+    ):
+      if value < least:
+        raise ValueError(
+          f"{name} must be at least {least}, got {value}; "
+          f"set config.rollout.{name}."
+        )
     if not 0 <= seed < 2**32:
       raise ValueError(
         f"seed must be in [0, 2**32), got {seed}; set config.seed."
@@ -107,12 +131,16 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
       vocab_size=config.vocab_size,
     )  # fmt: skip
     self.seed = seed
-    self.box = PolicyBox(params)
+    self.prefill_rows = prefill_rows
+    self.store = prefix_store.PrefixStore(prefix_store_tokens)
     self._decode_chunk, self._refill = decode_chunk, refill
-    self._compute_dtype = jnp.dtype(compute_dtype)
+    dtype = jnp.dtype(compute_dtype)
+    self.box = policy.PolicyBox(
+      params, config, compute_dtype=dtype, is_unstacked=is_unstacked
+    )
     self.programs = decode_loop.make_programs(
-      config, self.options, num_steps=decode_chunk,
-      compute_dtype=self._compute_dtype,
+      config, self.options, num_steps=decode_chunk, compute_dtype=dtype,
+      placed=self.box.placed,
     )  # fmt: skip
     # Contexts are thread-local in JAX, and the driver calls from threads.
     self._precision = jax.config.jax_default_matmul_precision
@@ -153,12 +181,18 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     """
     jax.block_until_ready(params)
     self.ledger.require_idle("swap its parameters")
-    self.box.params, self.box.version = params, version
+    self.store.clear()  # its numbers are of the old weights
+    self.box.replace(params, version)
 
   # --- JetStream's API ---
 
   def prefill(
-    self, *, params: PolicyBox, existing_prefix=None, padded_tokens, true_length
+    self,
+    *,
+    params: policy.PolicyBox,
+    existing_prefix=None,
+    padded_tokens,
+    true_length,
   ) -> np.ndarray:
     """Runs a group's prompt unless that is done; returns the request's id.
 
@@ -171,12 +205,7 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     try:
       if not request.is_ended and group.prefix is None:
         with self._context():
-          group.prefix = self.programs.prefill(
-            params.params,
-            group.prompt_ids[None],
-            np.array([group.prompt_length], np.int32),
-          )
-        self.ledger.count(num_prefills=1)
+          self._run_prompts(params.params, group)
     except Exception as error:  # noqa: BLE001 - becomes a failed request
       self.ledger.fail([request], error)
     # A NumPy leaf: JetStream deletes the jax arrays of a prefix.
@@ -198,15 +227,17 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
       self.ledger.fail_seated(error)
       return None
 
-  def generate(self, params: PolicyBox, decode_state):
+  def generate(self, params: policy.PolicyBox, decode_state):
     """Decodes a chunk; a failure fails all that the state held."""
     num_new = np.zeros(self.slots, np.int32)
     token_ids = np.zeros((self.slots, self._decode_chunk), np.int32)
     if self.ledger.live():
       try:
         with self._context():
-          decode_state, chunk = self._generate(params.params, decode_state)
-        self._record(chunk)
+          decode_state, chunk = self._generate(
+            params.decode_params, decode_state
+          )
+          self._record(chunk, decode_state)
         token_ids, num_new = chunk.token_ids, chunk.num_tokens
       except Exception as error:  # noqa: BLE001 - becomes failed requests
         self.ledger.fail_seated(error)
@@ -220,17 +251,10 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     del args, kwargs
     return None  # noqa: RET501
 
-  def load_params(self, *args, **kwargs) -> PolicyBox:
+  def load_params(self, *args, **kwargs) -> policy.PolicyBox:
     """Returns the box of the served parameters."""
     del args, kwargs
     return self.box
-
-  def get_prefix_destination_sharding(self) -> None:
-    """Returns nothing: one engine prefills and decodes."""
-
-  def get_tokenizer(self):
-    """Returns parameters that `build_tokenizer` does not read."""
-    return jetstream_compat.tokenizer_pb2.TokenizerParameters(path="none")
 
   def build_tokenizer(self, metadata) -> token_forms.StopTokenizer:
     """Returns the tokenizer that knows the stop tokens."""
@@ -243,22 +267,9 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     return self.slots
 
   @property
-  def samples_per_slot(self) -> int:
-    """One: a row frees as soon as its request ends."""
-    return 1
-
-  @property
   def max_prefill_length(self) -> int:
     """Longest context; prompts are checked before they are submitted."""
     return self.config.max_positions
-
-  @property
-  def mesh(self) -> None:
-    """No mesh: programs follow the placement of the parameters."""
-
-  @property
-  def colocated_cpus(self) -> None:
-    """None are known."""
 
   # --- private ---
 
@@ -266,6 +277,24 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     if self._precision is None:
       return contextlib.nullcontext()
     return jax.default_matmul_precision(self._precision)
+
+  def _run_prompts(
+    self, params: decoder.Params, group: requests_lib.Group
+  ) -> None:
+    """Runs the prompts of a group and its mates, or the rest of its own."""
+    if group.stored is not None:
+      members = [group]
+      prefix = self.programs.extend(params, *prompts.extension_arguments(group))
+      self.ledger.count(num_reused_tokens=group.stored.num_tokens)
+    else:
+      members = group.mates
+      prefix = self.programs.prefill(
+        params, *prompts.prompt_rows(members, self.prefill_rows)
+      )
+    open_groups = [member for member in members if member.num_open]
+    for member in open_groups:
+      member.prefix = prefix
+    self.ledger.count(num_prefills=len(open_groups), num_prefill_calls=1)
 
   def _insert(self, request: requests_lib.Request, state, row: int):
     state = self._state_of_sizes(state)
@@ -285,14 +314,14 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
       bank = group.bank
     return self.programs.start_row(
       state, np.int32(row), np.int32(bank), prefix.logits,
-      np.int32(request.limit), np.float32(request.temperature),
-      np.uint32(self.seed), request.key_words,
+      np.int32(group.prefix_row), np.int32(request.limit),
+      np.float32(request.temperature), np.uint32(self.seed), request.key_words,
     )  # fmt: skip
 
   def _write(self, state, group: requests_lib.Group, bank: int):
     return self.programs.write_bank(
-      state, group.prefix.k, group.prefix.v, np.int32(group.prompt_length),
-      np.int32(bank),
+      state, group.prefix.k, group.prefix.v, np.int32(group.prefix_row),
+      np.int32(group.prompt_length), np.int32(bank),
     )  # fmt: skip
 
   def _state_of_sizes(self, state):
@@ -305,10 +334,9 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
       # Freed first: two states may not fit. No row runs on it, since sizes
       # change only while the engine is idle.
       jetstream_compat.delete_pytree(state)
-    return decode_loop.init_state(
-      self.config, slots=self.slots, num_banks=sizes[0],
-      prompt_size=sizes[1], completion_size=sizes[2],
-      compute_dtype=self._compute_dtype,
+    return self.programs.init_state(
+      slots=self.slots, num_banks=sizes[0], prompt_size=sizes[1],
+      completion_size=sizes[2],
     )  # fmt: skip
 
   def _generate(self, params: decoder.Params, state):
@@ -320,7 +348,9 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
     )  # fmt: skip
     return state, jax.device_get(chunk)
 
-  def _record(self, chunk: decode_loop.Chunk) -> None:
+  def _record(
+    self, chunk: decode_loop.Chunk, state: decode_loop.DecodeState
+  ) -> None:
     """Hands each row's new tokens to its request."""
     for row, request in enumerate(self.ledger.rows):
       if request is None or request.is_ended:
@@ -333,6 +363,8 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
         stop_ids=self.options.stop_ids,
       )
       if request.is_ended:
+        if request.group.is_kept:
+          request.kept = self._read(request, state, row)
         self.ledger.close(request)
     self.ledger.count(
       num_generate_calls=1,
@@ -340,36 +372,29 @@ class RolloutEngine(jetstream_compat.engine_api.Engine):
       num_tokens=int(chunk.num_tokens.sum()),
     )
 
+  def _read(
+    self, request: requests_lib.Request, state, row: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Copies the keys and values of a prompt and its completion."""
+    bank = row if request.group.bank is None else request.group.bank
+    cache = self.programs.read_row(state, np.int32(row), np.int32(bank))
+    return decode_loop.real_tokens(
+      cache, request.group.prompt_length, request.num_tokens
+    )
+
 
 def num_banks(slots: int, group_size: int, layout: str) -> int:
   """Returns how many prompts a decode state holds at one time.
 
-  A full batch of whole groups, one group that is ending and one that is
-  starting; as many as rows when that is no fewer.
+  A full batch of whole groups, half as many that are down to their longest
+  completions, one that is ending and one that is starting; as many as rows
+  when that is no fewer. Without the half, rows wait for banks: a fifth more
+  iterations at 64 rows and completions whose lengths spread by half.
   """
   if layout == "repeated" or group_size == 1:
     return slots
-  return min(slots, -(-slots // group_size) + 2)
+  return min(slots, -(-slots // group_size) * 3 // 2 + 2)
 
 
 def _is_deleted(tree) -> bool:
   return any(leaf.is_deleted() for leaf in jax.tree.leaves(tree))
-
-
-def _check_settings(slots, group_size, decode_chunk, refill, layout) -> None:
-  for name, value, least in (
-    ("slots", slots, 1),
-    ("group_size", group_size, 1),
-    ("decode_chunk", decode_chunk, 1),
-    ("refill", refill, 0),
-  ):
-    if value < least:
-      raise ValueError(
-        f"{name} must be at least {least}, got {value}; "
-        f"set config.rollout.{name}."
-      )
-  if layout not in ("shared", "repeated"):
-    raise ValueError(
-      f'layout must be "shared" or "repeated", got {layout!r}; '
-      "set config.rollout.layout."
-    )

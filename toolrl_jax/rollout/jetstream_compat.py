@@ -82,3 +82,27 @@ orchestrator.delete_pytree = delete_pytree
 orchestrator.JetThread = DriverThread
 orchestrator.logging = logging.getLogger("jetstream")
 orchestrator.logging.setLevel(logging.WARNING)
+
+
+class SingleEngine(engine_api.Engine):  # type: ignore[name-defined]
+  """What JetStream asks of an engine that prefills and decodes by itself."""
+
+  def get_prefix_destination_sharding(self) -> None:
+    """Returns nothing: the prefix stays where it is."""
+
+  def get_tokenizer(self):
+    """Returns parameters that nobody reads."""
+    return tokenizer_pb2.TokenizerParameters(path="none")
+
+  @property
+  def samples_per_slot(self) -> int:
+    """One: a row frees as soon as its request ends."""
+    return 1
+
+  @property
+  def mesh(self) -> None:
+    """No mesh: programs follow the placement of the parameters."""
+
+  @property
+  def colocated_cpus(self) -> None:
+    """None are known."""

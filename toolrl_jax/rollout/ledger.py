@@ -15,7 +15,9 @@ class RolloutStats(NamedTuple):
   """Counts since the last reset.
 
   Attributes:
-    num_prefills: Prompts run.
+    num_prefills: Prompts run, whole or in part.
+    num_prefill_calls: Calls that ran them.
+    num_reused_tokens: Prompt tokens taken from the prefix store.
     num_generate_calls: Chunks decoded.
     num_iterations: Decode iterations; each runs every row.
     num_tokens: Completion tokens.
@@ -23,6 +25,8 @@ class RolloutStats(NamedTuple):
   """
 
   num_prefills: int = 0
+  num_prefill_calls: int = 0
+  num_reused_tokens: int = 0
   num_generate_calls: int = 0
   num_iterations: int = 0
   num_tokens: int = 0
@@ -143,6 +147,8 @@ class RequestLedger:
         self._banked.remove(group)
         self._free_banks = sorted([*self._free_banks, group.bank])
         group.bank = None
+      if group.on_end is not None:
+        group.on_end()
 
   def fail(
     self,
@@ -181,25 +187,16 @@ class RequestLedger:
       )
     return rows
 
-  def count(
-    self,
-    *,
-    num_prefills: int = 0,
-    num_generate_calls: int = 0,
-    num_iterations: int = 0,
-    num_tokens: int = 0,
-  ) -> None:
-    """Adds to the counts."""
+  def count(self, **numbers: int) -> None:
+    """Adds to the counts, named as in `RolloutStats`."""
     with self._lock:
       counts = self._counts
-      iterations = counts.num_iterations + num_iterations
-      tokens = counts.num_tokens + num_tokens
-      self._counts = RolloutStats(
-        num_prefills=counts.num_prefills + num_prefills,
-        num_generate_calls=counts.num_generate_calls + num_generate_calls,
-        num_iterations=iterations,
-        num_tokens=tokens,
-        occupancy_frac=tokens / max(iterations * self.slots, 1),
+      counts = counts._replace(
+        **{name: getattr(counts, name) + n for name, n in numbers.items()}
+      )
+      row_steps = max(counts.num_iterations * self.slots, 1)
+      self._counts = counts._replace(
+        occupancy_frac=counts.num_tokens / row_steps
       )
 
   @property

@@ -7,7 +7,7 @@ here knows of devices, threads or text.
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class Request:
     temperature: Sampling temperature; 0 is greedy.
     finish: types.FINISH_STOP, types.FINISH_LENGTH, or None while it runs.
     error: What failed it, or None.
+    kept: Keys and values of prompt and completion, [L, n, N, H] each, when
+      its group is kept.
   """
 
   _ids = itertools.count()
@@ -64,6 +66,7 @@ class Request:
     self.temperature = temperature
     self.finish: int | None = None
     self.error: BaseException | None = None
+    self.kept: tuple[np.ndarray, np.ndarray] | None = None
     self.num_tokens = 0
     self._chunks: list[tuple[np.ndarray, ...]] = []
 
@@ -105,7 +108,12 @@ class Group:
     prompt_ids: Prompt padded to its bucket, int32 [P].
     prompt_length: Real tokens of it.
     requests: One a sample.
+    mates: Groups whose prompts run in the same call, itself among them.
+    stored: What a prefix store holds of the prompt, or None.
+    is_kept: The keys and values of its requests are wanted afterwards.
+    on_end: Called when the last request has ended; must not wait.
     prefix: The engine's prefill of the prompt while somebody needs it.
+    prefix_row: Row of the prompt in it.
     bank: Bank of the engine's cache that holds the prompt, or None.
     num_uninserted: Requests that have no decode row yet.
     num_open: Requests that have not ended.
@@ -134,7 +142,12 @@ class Group:
       )
       for index in sample_indices
     ]
+    self.mates: Sequence[Group] = (self,)
+    self.stored: Any = None
+    self.is_kept = False
+    self.on_end: Callable[[], None] | None = None
     self.prefix: Any = None
+    self.prefix_row = 0
     self.bank: int | None = None
     self.num_uninserted = len(self.requests)
     self.num_open = len(self.requests)

@@ -14,8 +14,9 @@ from jaxtyping import Array, Float
 
 from toolrl_jax.types import Packing, UpdateBatch
 
-# Capacities are an eighth of an octave apart, but not less than this.
-_LEAST_STEP = 128
+# Capacities are an eighth of an octave apart, but not less than this: every
+# one that occurs is compiled.
+_LEAST_STEP = 256
 _STEPS_PER_OCTAVE = 8
 # Packing moves rows around; below this saving it is not worth it.
 _LEAST_SAVING = 0.1
@@ -87,7 +88,8 @@ def arrange(
   chosen = np.flatnonzero(is_computed)
   chosen = chosen if len(chosen) else np.arange(1)
   sizes = _group_tokens(batch, layout)
-  block_groups = _round_up(-(-len(chosen) // num_shards))
+  # A power of two: places without a group cost attention only.
+  block_groups = 1 << (-(-len(chosen) // num_shards) - 1).bit_length()
   if micro_groups:
     block_groups = min(block_groups, micro_groups)
   num_rounds = -(-len(chosen) // (num_shards * block_groups))
@@ -127,17 +129,11 @@ def capacity(num_tokens: int, *, steps_per_octave: int) -> int:
 
   Returns:
     The next multiple of 2^k / steps_per_octave, 2^k being the largest power of
-    two that is no larger than `num_tokens`; of 128 where that is more.
+    two that is no larger than `num_tokens`; of 256 where that is more.
   """
   octave = 1 << (max(num_tokens, 1).bit_length() - 1)
   step = max(octave // steps_per_octave, _LEAST_STEP)
   return step * max(1, math.ceil(num_tokens / step))
-
-
-def _round_up(num_groups: int) -> int:
-  """Rounds a number of groups up to 2^k or 3 * 2^k."""
-  octave = 1 << max(num_groups - 1, 0).bit_length()
-  return next(x for x in (octave * 3 // 4, octave) if x >= num_groups)
 
 
 def _num_places(batch: UpdateBatch, layout: str) -> int:

@@ -135,6 +135,7 @@ def score_block(
   config: DecoderConfig,
   options: UpdateOptions,
   attend: decoder.Attend = attention.shared_prompt,
+  place: decoder.Place = lambda x: x,
 ) -> tuple[Float[Array, "B S T"], Float[Array, "B S T"] | None]:
   """Scores every completion token of a block.
 
@@ -144,6 +145,7 @@ def score_block(
     config: Shape of the decoder.
     options: Layout, temperature, chunk, remat, dtype and entropy are read.
     attend: Attention over the places of whole groups.
+    place: Keeps an array that leads with groups where they lie.
 
   Returns:
     Log-probabilities and, when `options.has_entropy`, entropies, in nats.
@@ -163,6 +165,7 @@ def score_block(
     "compute_dtype": options.compute_dtype,
     "remat": options.remat,
     "attend": attend,
+    "place": place,
   }
   if block.packing is None:
     hidden = decoder.group_hidden(
@@ -183,6 +186,7 @@ def score_block(
     temperature=options.temperature,
     chunk_tokens=options.chunk_tokens * num_blocks,
     has_entropy=options.has_entropy or options.entropy_coef != 0.0,
+    place=place,
   )
   if block.packing is None:
     return jax.tree.map(lambda x: x.reshape(shape), scored)
@@ -240,6 +244,7 @@ def block_sums(
   config: DecoderConfig,
   options: UpdateOptions,
   attend: decoder.Attend = attention.shared_prompt,
+  place: decoder.Place = lambda x: x,
 ) -> Sums:
   """Returns the gradients of one block's summed loss, and its parts.
 
@@ -249,6 +254,7 @@ def block_sums(
     config: Shape of the decoder.
     options: Static choices.
     attend: Attention over the places of whole groups.
+    place: Keeps an array that leads with groups where they lie.
 
   Returns:
     The sums.
@@ -256,7 +262,7 @@ def block_sums(
 
   def summed(params):
     logprobs, entropy = score_block(
-      params, block, config=config, options=options, attend=attend
+      params, block, config=config, options=options, attend=attend, place=place
     )
     parts = block_loss(logprobs, entropy, block, options)
     return parts.loss_sum, parts
@@ -391,6 +397,7 @@ def masked_logprobs(
   config: DecoderConfig,
   options: UpdateOptions,
   attend: decoder.Attend = attention.shared_prompt,
+  place: decoder.Place = lambda x: x,
 ) -> Float[Array, "B S T"]:
   """Scores a block as `score_block`, without entropy; 0 on padding."""
   logprobs, _ = score_block(
@@ -399,5 +406,6 @@ def masked_logprobs(
     config=config,
     options=options._replace(has_entropy=False, entropy_coef=0.0),
     attend=attend,
+    place=place,
   )
   return jnp.where(flat_groups(block).completion_mask, logprobs, 0.0)

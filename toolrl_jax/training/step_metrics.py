@@ -7,6 +7,7 @@ groups nowhere. It writes nothing.
 import time
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 from absl import logging
 
@@ -16,22 +17,38 @@ from toolrl_jax.training import groups, metrics
 
 
 class Clock:
-  """Seconds of the stages of one step by wall clock, and its compilations."""
+  """Seconds of the stages of one step by wall clock, and its compilations.
+
+  A profiler trace shows each stage as a region of its name.
+  """
 
   def __init__(self, compilations: metrics.CompilationCounter):
     compilations.take()
     self._compilations = compilations
-    self._start = self._last = time.perf_counter()
+    self._start = self._since = time.perf_counter()
     self._secs: dict[str, float] = {}
+    self._stage = ""
+    self._region: jax.profiler.TraceAnnotation | None = None
 
-  def lap(self, name: str) -> None:
-    """Books the time since the last lap under `name`."""
-    now = time.perf_counter()
-    self._secs[name] = now - self._last
-    self._last = now
+  def begin(self, stage: str) -> None:
+    """Ends the stage before and begins another."""
+    self.end()
+    self._stage, self._since = stage, time.perf_counter()
+    self._region = jax.profiler.TraceAnnotation(stage)
+    self._region.__enter__()
+
+  def end(self) -> None:
+    """Ends the stage that runs, if any; books its seconds."""
+    if self._region is None:
+      return
+    self._region.__exit__(None, None, None)
+    self._region = None
+    secs = time.perf_counter() - self._since
+    self._secs[f"{self._stage}/secs"] = secs
 
   def metrics(self) -> dict[str, float]:
-    """Returns the booked seconds, the whole until now, and compilations."""
+    """Ends the stage; returns seconds of each and of all, and compilations."""
+    self.end()
     return {
       **self._secs,
       "step/secs": time.perf_counter() - self._start,

@@ -18,7 +18,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from toolrl_jax.model import decoder, sharding
+from toolrl_jax.model import attention, decoder, sharding, splash
 from toolrl_jax.model.presets import DecoderConfig
 from toolrl_jax.training import batches, blocks
 from toolrl_jax.training import step as step_lib
@@ -255,7 +255,14 @@ def mesh_programs(
   shardings = mesh_shardings(config, optimizer, mesh)
   whole = sharding.replicated(mesh)
   sums: Any = (shardings.params, whole)
-  fixed: dict[str, Any] = {"config": config, "options": options}
+  fixed: dict[str, Any] = {
+    "config": config,
+    "options": options,
+    "attend": _attention_of(mesh.devices.flat[0], mesh),
+    "place": lambda x: jax.lax.with_sharding_constraint(
+      x, sharding.batch_sharding(mesh)
+    ),
+  }
   return Programs(
     step=jax.jit(
       functools.partial(step_lib.take_step, optimizer=optimizer, **fixed),
@@ -284,6 +291,13 @@ def mesh_programs(
   )
 
 
+def _attention_of(device: jax.Device, mesh: Mesh | None) -> decoder.Attend:
+  """Returns the attention over whole groups of a kind of device."""
+  if device.platform == "tpu":
+    return functools.partial(splash.shared_prompt, mesh=mesh)
+  return attention.shared_prompt
+
+
 def _replicated_programs(
   config: DecoderConfig,
   optimizer: optax.GradientTransformation,
@@ -291,7 +305,11 @@ def _replicated_programs(
   devices: Sequence[jax.Device],
 ) -> Programs:
   """Compiles for whole parameters on every device."""
-  fixed: dict[str, Any] = {"config": config, "options": options}
+  fixed: dict[str, Any] = {
+    "config": config,
+    "options": options,
+    "attend": _attention_of(devices[0], None),
+  }
   replicas: dict[str, Any] = {"axis_name": _REPLICAS, "devices": devices}
   stepping: dict[str, Any] = {"optimizer": optimizer, "axis_name": _REPLICAS}
   stacked_score = jax.pmap(

@@ -1,0 +1,377 @@
+"""The command `toolrl-plan`: what a configuration needs on a TPU slice.
+
+    toolrl-plan --config=FILE --topology=v5e:4x4 [--json] [--config.x.y=z ...]
+
+Compiles the update, prefill and decode programs of a run for chips that need
+not be there, on any CPU machine with libtpu (the extra `plan`), and prints for
+each what a chip must hold, and the matrix FLOPs of the update with the prompt
+computed once and once a rollout. No parameters are loaded or drawn: the model
+is the `config.json` in `config.model.path`, or a preset; where nothing lies at
+that path, the preset whose name the folder's name starts with. A mistake ends
+with one line and status 2.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+from absl import flags
+from jax.sharding import Mesh
+
+from toolrl_jax import configuration, footprint, lowering, parts
+from toolrl_jax.data import prompt
+from toolrl_jax.model import flops, presets, sharding, source, weights
+from toolrl_jax.rollout import sampling
+from toolrl_jax.training.state import TrainState
+
+_GIB = 2**30
+# Schedules need a number of steps; nothing compiled depends on it.
+_ANY_STEPS = 1_000_000
+
+
+class LayoutFlops(NamedTuple):
+  """Matrix FLOPs of one group's update in one layout.
+
+  Attributes:
+    layout: "shared" or "repeated".
+    parts: From the closed formula, over the pairs that the mask lets through.
+    layer_ratio: One layer by the compiler's count over the same by formula.
+  """
+
+  layout: Literal["shared", "repeated"]
+  parts: flops.GroupFlops
+  layer_ratio: float
+
+
+class Plan(NamedTuple):
+  """What the command prints.
+
+  Attributes:
+    topology: The slice.
+    mesh: Size of each mesh axis.
+    model: Name or path of the model.
+    num_params: Its parameters.
+    sizes: Sizes of the largest step.
+    num_blocks: Micro-steps of an optimizer step.
+    footprints: Need of each program.
+    layouts: FLOPs, "shared" first.
+  """
+
+  topology: footprint.Topology
+  mesh: dict[str, int]
+  model: str
+  num_params: int
+  sizes: lowering.Sizes
+  num_blocks: int
+  footprints: list[footprint.Footprint]
+  layouts: list[LayoutFlops]
+
+
+# ----- the command -----
+
+
+class _Parser(argparse.ArgumentParser):
+  """An argument parser whose complaints are one line."""
+
+  def error(self, message: str) -> NoReturn:
+    raise configuration.UsageError(f"{message}; see toolrl-plan --help.")
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+  """Runs the command; a user's mistake ends with one line and status 2.
+
+  Args:
+    argv: Program name and arguments. None: those of the process.
+  """
+  argv = list(sys.argv if argv is None else argv)
+  if any(argument in ("--help", "-h") for argument in argv[1:]):
+    sys.stdout.write(f"{__doc__}\n")
+    return
+  # The command reads its flags itself; absl would say that it logs too early.
+  flags.FLAGS.mark_as_parsed()
+  # The chips are only described; the host computes shapes.
+  jax.config.update("jax_platforms", "cpu")
+  try:
+    arguments, rest = _parse(argv[1:])
+    config, _ = configuration.load([argv[0], *rest, "--workdir=."], __doc__)
+    plan = make_plan(config, footprint.topology(arguments.topology))
+  except configuration.UsageError as error:
+    sys.stderr.write(f"toolrl-plan: {' '.join(str(error).split())}\n")
+    sys.exit(2)
+  text = json.dumps(as_json(plan)) if arguments.json else as_table(plan)
+  sys.stdout.write(f"{text}\n")
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+  parser = _Parser(prog="toolrl-plan", allow_abbrev=False, add_help=False)
+  parser.add_argument("--topology")
+  parser.add_argument("--json", action="store_true")
+  arguments, rest = parser.parse_known_args(argv)
+  if not arguments.topology:
+    raise configuration.UsageError(
+      "--topology is required, none was given; try --topology=v5e:4x4."
+    )
+  return arguments, rest
+
+
+# ----- the plan -----
+
+
+def make_plan(
+  config: ml_collections.ConfigDict, slice_: footprint.Topology
+) -> Plan:
+  """Compiles the programs of a configuration for a slice.
+
+  Args:
+    config: A checked configuration.
+    slice_: From `footprint.topology`.
+
+  Returns:
+    What each program needs, and the FLOPs of the update.
+
+  Raises:
+    UsageError: The model, the mesh or the optimizer does not fit.
+  """
+  model, decoder_config = model_shape(config)
+  mesh = _mesh(config, decoder_config, slice_.devices)
+  sizes = _sizes(config)
+  options = parts.update_options(config)
+  optimizer = parts.optimizer(config, _ANY_STEPS)
+  state = lowering.train_state(
+    decoder_config, optimizer, options=options, mesh=mesh,
+    param_dtype=jnp.dtype(config.model.param_dtype),
+  )  # fmt: skip
+  programs = _programs(config, decoder_config, optimizer, sizes, mesh, state)
+  return Plan(
+    topology=slice_,
+    mesh=dict(mesh.shape),
+    model=model,
+    num_params=sum(x.size for x in jax.tree.leaves(state.params)),
+    sizes=sizes,
+    num_blocks=lowering.update_block(sizes, options=options, mesh=mesh)[1],
+    footprints=[
+      footprint.measure(program, slice_.memory) for program in programs
+    ],
+    layouts=[
+      _layout_flops(decoder_config, sizes, options._replace(layout=layout))
+      for layout in ("shared", "repeated")
+    ],
+  )
+
+
+def _programs(
+  config: ml_collections.ConfigDict,
+  decoder_config: presets.DecoderConfig,
+  optimizer: optax.GradientTransformation,
+  sizes: lowering.Sizes,
+  mesh: Mesh,
+  state: TrainState,
+) -> list[lowering.Program]:
+  """Lowers what a run compiles: the update and, in GRPO, the rollout."""
+  dtype = jnp.dtype(config.model.compute_dtype)
+  is_grpo = config.algorithm == "grpo"
+  params = lowering.engine_params(state, dtype)
+  rows = lowering.decode_rows(
+    decoder_config, sizes, params=params, layout=config.rollout.layout,
+    compute_dtype=dtype,
+  )  # fmt: skip
+  kept = lowering.bytes_per_device((params, rows)) if is_grpo else 0
+  programs = lowering.update_programs(
+    decoder_config, optimizer, sizes, options=parts.update_options(config),
+    mesh=mesh, state=state, beside=kept,
+  )  # fmt: skip
+  if is_grpo:
+    programs += lowering.rollout_programs(
+      decoder_config, sizes, params=params, rows=rows,
+      options=_sampling_options(config, decoder_config),
+      decode_chunk=config.rollout.decode_chunk, compute_dtype=dtype,
+      beside=lowering.bytes_per_device(state),
+    )  # fmt: skip
+  return programs
+
+
+def model_shape(
+  config: ml_collections.ConfigDict,
+) -> tuple[str, presets.DecoderConfig]:
+  """Returns the name and shape of the model of a configuration.
+
+  Raises:
+    UsageError: Its files cannot be read, and no preset has its name.
+  """
+  section = config.model
+  try:
+    if not section.path:
+      return section.preset, presets.lookup(section.preset)
+    try:
+      source.locate(section.path)
+    except ValueError:
+      # A slice is planned before a checkpoint is fetched.
+      folder = os.path.basename(os.path.normpath(section.path)).lower()
+      named = [name for name in presets.PRESETS if folder.startswith(name)]
+      if not named:
+        raise
+      return max(named, key=len), presets.PRESETS[max(named, key=len)]
+    return section.path, weights.load_config(section.path)
+  except (ValueError, OSError, TypeError) as error:
+    raise configuration.UsageError(str(error)) from error
+
+
+def _mesh(
+  config: ml_collections.ConfigDict,
+  decoder_config: presets.DecoderConfig,
+  devices: Sequence[jax.Device],
+) -> Mesh:
+  """Returns the mesh over a slice; "pmap" is a mesh of whole copies."""
+  section = config.mesh
+  axes = {"data": section.data, "fsdp": section.fsdp, "tensor": section.tensor}
+  if section.strategy == "pmap":
+    axes = {"data": -1, "fsdp": 1, "tensor": 1}
+  try:
+    mesh = sharding.make_mesh(**axes, devices=devices)
+  except ValueError as error:
+    raise configuration.UsageError(str(error)) from error
+  tensor, num_heads = mesh.shape["tensor"], decoder_config.num_heads
+  if num_heads % tensor:
+    raise configuration.UsageError(
+      f"the tensor axis must divide the model's {num_heads} heads, got "
+      f"{tensor}; set config.mesh.tensor."
+    )
+  return mesh
+
+
+def _sizes(config: ml_collections.ConfigDict) -> lowering.Sizes:
+  """Returns the sizes of the largest step of a configuration."""
+  buckets = tuple(config.data.prompt_buckets) or prompt.default_buckets(
+    config.data.max_prompt_tokens
+  )
+  is_grpo = config.algorithm == "grpo"
+  group_size = config.rollout.group_size if is_grpo else 1
+  return lowering.Sizes(
+    num_groups=-(-config.sampler.prompts_per_step // config.loss.minibatches),
+    prompt=buckets[-1],
+    completion=parts.completion_buckets(config)[-1],
+    num_kept=(config.selection.keep or group_size) if is_grpo else 1,
+    group_size=group_size,
+    slots=config.rollout.slots,
+  )
+
+
+def _sampling_options(
+  config: ml_collections.ConfigDict, decoder_config: presets.DecoderConfig
+) -> sampling.SamplingOptions:
+  """Returns the sampling of a run; one stop token, as most models have."""
+  return sampling.make_options(
+    top_p=config.rollout.top_p,
+    top_k=config.rollout.top_k,
+    stop_ids=(0,),
+    vocab_size=decoder_config.vocab_size,
+  )
+
+
+def _layout_flops(
+  config: presets.DecoderConfig, sizes: lowering.Sizes, options: Any
+) -> LayoutFlops:
+  """Counts one layout by the formula and lets the compiler count a layer."""
+  count = lambda decoder_config, pairs: flops.group_update(
+    decoder_config,
+    prompt_tokens=sizes.prompt,
+    completion_tokens=sizes.completion,
+    num_kept=sizes.num_kept,
+    layout=options.layout,
+    pairs=pairs,
+  )
+  layer = count(config._replace(num_layers=1), "computed").body
+  counted = lowering.layer_flops(config, sizes, options=options)
+  return LayoutFlops(options.layout, count(config, "seen"), counted / layer)
+
+
+# ----- what is printed -----
+
+_COLUMNS = (
+  "arguments", "outputs", "temporaries", "code", "beside", "total",
+)  # fmt: skip
+
+
+def as_table(plan: Plan) -> str:
+  """Writes a plan as text, sizes in GiB a chip."""
+  slice_, sizes = plan.topology, plan.sizes
+  axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+  lines = [
+    f"{plan.model}, {plan.num_params / 1e9:.2f} B parameters, on "
+    f"{slice_.name}: {len(slice_.devices)} chips of {slice_.memory // _GIB} "
+    f"GiB, mesh {axes}",
+    f"prompt {sizes.prompt}, completion {sizes.completion}, rollouts "
+    f"{sizes.group_size}, updated {sizes.num_kept}; a step of "
+    f"{sizes.num_groups} groups in {plan.num_blocks} micro-steps",
+    "",
+    f"{'GiB a chip':18}"
+    + "".join(f"{name:>12}" for name in _COLUMNS)
+    + f"{'fits':>6}{'compiled in':>13}",
+  ]
+  for row in plan.footprints:
+    numbers = (getattr(row, name) / _GIB for name in _COLUMNS)
+    lines.append(
+      f"{row.name:18}"
+      + "".join(f"{number:12.2f}" for number in numbers)
+      + f"{'yes' if row.is_fit else 'NO':>6}{row.compile_secs:11.0f} s"
+    )
+  lines += ["", *_flops_lines(plan.layouts)]
+  return "\n".join(lines)
+
+
+def _flops_lines(layouts: Sequence[LayoutFlops]) -> list[str]:
+  """Writes the FLOPs of both layouts and their ratio."""
+  lines = [
+    f"{'TFLOP a group':18}{'projections':>12}{'attention':>12}{'logits':>12}"
+    f"{'total':>12}{'layer, compiler / formula':>28}"
+  ]
+  for one in layouts:
+    split = one.parts
+    numbers = (
+      sum(split.projections.values()), split.attention, split.logits,
+      split.total,
+    )  # fmt: skip
+    lines.append(
+      f"{one.layout:18}"
+      + "".join(f"{number / 1e12:12.1f}" for number in numbers)
+      + f"{one.layer_ratio:28.4f}"
+    )
+  shared, repeated = (one.parts.total for one in layouts)
+  return [*lines, f"{'shared / repeated':18}{shared / repeated:48.3f}"]
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+  """Returns a plan as a mapping for JSON, in bytes, seconds and FLOPs."""
+  shared, repeated = (one.parts.total for one in plan.layouts)
+  return {
+    "topology": plan.topology.name,
+    "chips": len(plan.topology.devices),
+    "chip_bytes": plan.topology.memory,
+    "mesh": plan.mesh,
+    "model": plan.model,
+    "num_params": plan.num_params,
+    "sizes": plan.sizes._asdict(),
+    "micro_steps": plan.num_blocks,
+    "programs": [row._asdict() for row in plan.footprints],
+    "is_fit": all(row.is_fit for row in plan.footprints),
+    "group_flops": {
+      one.layout: {
+        **one.parts._asdict(),
+        "total": one.parts.total,
+        "layer_ratio": one.layer_ratio,
+      }
+      for one in plan.layouts
+    },
+    "shared_over_repeated": shared / repeated,
+  }
+
+
+if __name__ == "__main__":
+  run()

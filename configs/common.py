@@ -108,6 +108,15 @@ def get_config() -> ml_collections.ConfigDict:
   rollout.refill = 4
   # "shared": a group's prompt is computed once. "repeated": once a rollout.
   rollout.layout = "shared"
+  # Prompts that run in one prefill call. On one CPU core 2 or 4 rows save 20 to
+  # 30 % at 128 tokens and little at 1024; not measured on accelerators.
+  rollout.prefill_rows = 1
+  # Tokens whose keys and values the host keeps for the next turn of a
+  # conversation. 0: off. Training itself never reads them.
+  rollout.prefix_store_tokens = 0
+  # Decode from a copy of the weights in the compute dtype with the layers taken
+  # apart: faster, for the memory of the copy.
+  rollout.unstack_layers = True
 
   # ----- reward -----
   config.reward = reward = ml_collections.ConfigDict()

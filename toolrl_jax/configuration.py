@@ -67,6 +67,8 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
   "rollout.slots": (1, None),
   "rollout.decode_chunk": (1, None),
   "rollout.refill": (0, None),
+  "rollout.prefill_rows": (1, None),
+  "rollout.prefix_store_tokens": (0, None),
   "reward.schedule_steps": (1, None),
   "selection.keep": (0, None),
   "advantage.eps": (0, None),

@@ -1,8 +1,9 @@
 """Scoring: completion text to the parts of its reward. The one way in.
 
-Training, evaluation and users all score through `score_completions`, or
-through `parse_and_score` where the parsed records are wanted as well: text is
-parsed, encoded and scored by one jitted kernel. It does not know prompts,
+Training, evaluation and users all score through `score_completions`, through
+`parse_and_score` where the parsed records are wanted as well, or through its
+two halves, `read_group` on the host and `score_groups`: text is parsed,
+encoded and scored by one jitted kernel. It does not know prompts,
 tokens or policies.
 """
 
@@ -171,28 +172,99 @@ def parse_and_score(
   Raises:
     ValueError: As in `score_completions`.
   """
-  options, layout = _check_options(reward), _check_style(style)
   texts, shape = _flatten(completions)
   if len(golds) != shape[0]:
     raise ValueError(
       f"golds must have one entry a completion, or one a group, got "
       f"{len(golds)} for {shape[0]}; pass completions and golds of one length."
     )
-  records = [_gold_record(gold) for gold in golds]
+  options = _check_options(reward)
   group_size = shape[1] if len(shape) == 2 else 1
-  gold_index = [i // group_size for i in range(len(texts))]
+  groups = [
+    read_group(
+      texts[i * group_size : (i + 1) * group_size],
+      gold,
+      reward=options,
+      style=style,
+    )
+    for i, gold in enumerate(golds)
+  ]
+  scored = score_groups(groups, reward=options, step=step)
+  parts = types.RewardParts(*(part.reshape(shape) for part in scored.parts))
+  return scored._replace(parts=parts)
+
+
+class ReadGroup(NamedTuple):
+  """The completions of one gold, read and encoded but not scored.
+
+  Attributes:
+    gold: What is right.
+    parsed: Parsed completions.
+    encoded: Their calls as integers.
+  """
+
+  gold: types.Gold
+  parsed: tuple[types.ParsedCompletion, ...]
+  encoded: encode.EncodedGroup
+
+
+def read_group(
+  texts: Sequence[str],
+  gold: str | types.Gold,
+  *,
+  reward: Mapping[str, Any] | RewardOptions,
+  style: str = "toolrl",
+) -> ReadGroup:
+  """Does the host's part of scoring one group; on any thread.
+
+  Args:
+    texts: Completions.
+    gold: Their gold.
+    reward: As in `score_completions`.
+    style: As in `score_completions`.
+
+  Returns:
+    What `score_groups` takes.
+
+  Raises:
+    ValueError: As in `score_completions`.
+  """
+  options, layout = _check_options(reward), _check_style(style)
+  record = _gold_record(gold)
   parsed = tuple(
     tool_calls.parse_completion(text, style=layout) for text in texts
   )
-  num_rows = encode.bucket(len(texts), least=_MIN_COMPLETIONS)
-  gold_calls, calls = encode.encode(
-    records,
-    gold_index,
-    parsed,
-    equality=_EQUALITY.get(options.name, options.equality),
-    num_rows=num_rows,
+  equality = _EQUALITY.get(options.name, options.equality)
+  encoded = encode.encode_group(record, parsed, equality=equality)
+  return ReadGroup(record, parsed, encoded)
+
+
+def score_groups(
+  groups: Sequence[ReadGroup],
+  *,
+  reward: Mapping[str, Any] | RewardOptions,
+  step: int = 0,
+) -> ScoredCompletions:
+  """Scores groups that were read, in one call of the kernel.
+
+  Args:
+    groups: Groups of one size, from `read_group` with the same `reward`.
+    reward: As in `score_completions`.
+    step: As in `score_completions`.
+
+  Returns:
+    Rewards [B, G] and parsed records.
+
+  Raises:
+    ValueError: As in `score_completions`.
+  """
+  options = _check_options(reward)
+  parsed = tuple(one for group in groups for one in group.parsed)
+  num_rows = encode.bucket(len(parsed), least=_MIN_COMPLETIONS)
+  gold_calls, calls = encode.pad_groups(
+    [group.encoded for group in groups], num_rows=num_rows
   )
-  kinds = [records[index].kind for index in gold_index]
+  kinds = [group.gold.kind for group in groups for _ in group.parsed]
   flags = _flags(parsed, kinds, options, num_rows)
   # What is settled by now must not cost another compilation.
   kernel_options = options._replace(equality="python", newlines="one")
@@ -203,8 +275,11 @@ def parse_and_score(
     jnp.asarray(_check_step(step), jnp.int32),
     kernel_options,
   )
-  arrays = jax.device_get(padded)
-  parts = [np.asarray(part)[: len(texts)].reshape(shape) for part in arrays]
+  shape = (len(groups), len(parsed) // max(len(groups), 1))
+  parts = (
+    np.asarray(part)[: len(parsed)].reshape(shape)
+    for part in jax.device_get(padded)
+  )
   return ScoredCompletions(types.RewardParts(*parts), parsed)
 
 

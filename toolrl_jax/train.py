@@ -21,7 +21,7 @@ import ml_collections
 import numpy as np
 from absl import flags, logging
 
-from toolrl_jax import configuration, parts, rows, scoring, types
+from toolrl_jax import configuration, parts, rows, types
 from toolrl_jax.data import prompt, sampler
 from toolrl_jax.evaluation import heldout
 from toolrl_jax.model import weights
@@ -311,6 +311,13 @@ def train_grpo(
       buckets=train_rows.buckets,
       num_groups=config.sampler.prompts_per_step,
     )
+    reader = completions.GroupReader(
+      examples,
+      run.policy.tokenizer,
+      run.policy.stop_ids,
+      reward=config.reward.to_dict(),
+      style=config.prompt.completion,
+    )
     rollouts = run.server.rollout(
       prompts,
       group_size=config.rollout.group_size,
@@ -318,18 +325,13 @@ def train_grpo(
       temperature=config.rollout.temperature,
       step=step,
       completion_buckets=parts.completion_buckets(config),
+      # Text work of finished groups goes on beside the decoding.
+      on_group=reader,
     )
 
     # ----- reward, selection, advantage -----
     clock.begin("reward")
-    texts = _texts(run, rollouts)[: len(examples)]
-    scored = scoring.parse_and_score(
-      texts,
-      [example.gold for example in examples],
-      reward=config.reward.to_dict(),
-      step=step,
-      style=config.prompt.completion,
-    )
+    scored = reader.score(step)
     reward, success = completions.padded_reward(scored.parts, prompts)
     if run.reference is not None and config.loss.kl_in == "reward":
       reward -= config.loss.kl_coef * completions.reference_kl(
@@ -386,7 +388,7 @@ def train_grpo(
       step,
       completions.samples(
         examples,
-        texts,
+        reader.texts,
         rollouts,
         scored,
         kept,

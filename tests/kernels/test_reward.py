@@ -153,11 +153,13 @@ def _parsed(calls):
 
 
 def _encode(toys):
-  return encode.encode(
-    [types.Gold(golds) for golds, _ in toys],
-    range(len(toys)),
-    [_parsed(calls) for _, calls in toys],
-    equality="python",
+  return encode.pad_groups(
+    [
+      encode.encode_group(
+        types.Gold(golds), [_parsed(calls)], equality="python"
+      )
+      for golds, calls in toys
+    ]
   )
 
 

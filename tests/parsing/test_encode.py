@@ -116,6 +116,11 @@ def _gold(*calls):
   return types.Gold(tuple(types.ToolCall(n, a) for n, a in calls))
 
 
+def _encode(gold, completions, num_rows=None):
+  group = encode.encode_group(gold, completions, equality="python")
+  return encode.pad_groups([group], num_rows=num_rows)
+
+
 def test_encode_literal_arrays():
   gold = _gold(("a", {"p": 1, "q": "x"}), ("b", {}), ("a", {"q": "y"}))
   completion = _parse(
@@ -123,9 +128,7 @@ def test_encode_literal_arrays():
     ("a", {"q": "y", "p": 9, "r": 0}),  # 9 is unknown, r has no slot
     ("b", {}),
   )
-  golds, calls = encode.encode(
-    [gold], [0], [completion], equality="python", num_rows=2
-  )
+  golds, calls = _encode(gold, [completion], num_rows=2)
   # Slots are p, q; names a = 0, b = 1; values of q: "x" = 0, "y" = 1.
   assert golds.name_ids[0].tolist() == [0, 1, 0, -1]
   assert golds.value_ids[0, :, :2].tolist() == [
@@ -149,7 +152,7 @@ def test_encode_literal_arrays():
 def test_encode_keeps_order_of_keys_apart():
   gold = _gold(("a", {"p": 1, "q": 2}))
   swapped = _parse(("a", {"q": 2, "p": 1}))
-  golds, calls = encode.encode([gold], [0], [swapped], equality="python")
+  golds, calls = _encode(gold, [swapped])
   assert (golds.value_ids[0, 0] == calls.value_ids[0, 0]).all()
   assert golds.key_order_ids[0, 0] == 0 and calls.key_order_ids[0, 0] == -2
 
@@ -157,9 +160,7 @@ def test_encode_keeps_order_of_keys_apart():
 def test_encode_marks_calls_without_arguments():
   text = '<tool_call>\n{"name":"a"}\n{"name":"a","parameters":{},"x":1}\n'
   completion = tool_calls.parse_completion(text + "</tool_call>")
-  _, calls = encode.encode(
-    [_gold(("a", {}))], [0], [completion], equality="python"
-  )
+  _, calls = _encode(_gold(("a", {})), [completion])
   assert calls.num_arguments[0, 0] == -1
   assert not calls.is_plain[0, 0]
 
@@ -167,13 +168,13 @@ def test_encode_marks_calls_without_arguments():
 def test_encode_bounds_rows_by_copies_a_matching_can_use():
   gold = _gold(("a", {"p": 1}), ("a", {"p": 2}))
   repeated = _parse(*[("a", {"p": 1})] * 500, ("a", {"p": 2}))
-  _, calls = encode.encode([gold], [0], [repeated], equality="python")
+  _, calls = _encode(gold, [repeated])
   assert calls.name_ids.shape == (1, 4)
   assert (calls.name_ids[0] >= 0).sum() == 3
   assert calls.num_calls[0] == 501
   # Values that no gold call holds are one and the same.
   varied = _parse(*[("a", {"p": n}) for n in range(10, 300)])
-  _, calls = encode.encode([gold], [0], [varied], equality="python")
+  _, calls = _encode(gold, [varied])
   assert (calls.name_ids[0] >= 0).sum() == 2
 
 
@@ -183,9 +184,7 @@ def test_encode_pads_to_few_shapes():
     for num_keys in range(5):
       call = ("a", {str(k): k for k in range(num_keys)})
       completion = _parse(*[call] * num_calls)
-      golds, calls = encode.encode(
-        [_gold(*[call] * num_calls)], [0], [completion], equality="python"
-      )
+      golds, calls = _encode(_gold(*[call] * num_calls), [completion])
       shapes.add((golds.value_ids.shape, calls.value_ids.shape))
   assert shapes == {((1, 4, 4), (1, 4, 4))}
 
@@ -195,10 +194,10 @@ def test_encode_refuses_gold_that_holds_itself():
   items.append(items)
   gold = types.Gold((types.ToolCall("a", {"p": items}),), None)
   with pytest.raises(ValueError, match="nested too deeply or holds itself"):
-    encode.encode([gold], [], [], equality="python")
+    _encode(gold, [])
 
 
 def test_encode_of_nothing_is_empty():
-  golds, calls = encode.encode([], [], [], equality="strict", num_rows=8)
+  golds, calls = encode.pad_groups([], num_rows=8)
   assert golds.value_ids.shape == calls.value_ids.shape == (8, 4, 4)
   assert calls.name_ids.dtype == np.int32

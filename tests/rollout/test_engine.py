@@ -208,6 +208,16 @@ def test_key_words_name_step_prompt_and_sample():
 def test_cache_follows_the_buckets_of_the_rollout(rolling, batch, config):
   made = rolling.engine()
   loop = inline.InlineLoop(made)
+  init_state, shapes = made.programs.init_state, []
+
+  def recording(**sizes):
+    state = init_state(**sizes)
+    assert state.cache.prefix_v.shape == state.cache.prefix_k.shape
+    assert state.cache.v.shape == state.cache.k.shape
+    shapes.append((state.cache.prefix_k.shape, state.cache.k.shape))
+    return state
+
+  made.programs = made.programs._replace(init_state=recording)
 
   def run(prompt_size, completion_size, group_size):
     made.reserve(
@@ -224,14 +234,13 @@ def test_cache_follows_the_buckets_of_the_rollout(rolling, batch, config):
         )
       ]
     )  # fmt: skip
-    cache = loop._state.cache
-    assert cache.prefix_v.shape == cache.prefix_k.shape
-    assert cache.v.shape == cache.k.shape
-    return cache.prefix_k.shape, cache.k.shape
+    # Between rollouts the memory is free for the update.
+    assert loop._state is None
+    return shapes.pop()
 
   # Layers, banks or rows, tokens, key heads, head size; 256 is the maximum.
   assert config.max_positions == 256
-  assert run(32, 24, 4) == ((2, 4, 32, 2, 8), (2, 8, 24, 2, 8))
+  assert run(32, 24, 4) == ((2, 5, 32, 2, 8), (2, 8, 24, 2, 8))
   assert run(16, 8, 1) == ((2, 8, 16, 2, 8), (2, 8, 8, 2, 8))
 
 

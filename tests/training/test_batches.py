@@ -65,7 +65,7 @@ def test_has_gradient_leaves_out_groups_whose_gradient_is_zero(random_batch):
     chosen = batches.has_gradient(batch, options._replace(**changes))
     assert chosen.tolist() == [True, True, False, True]
   nothing = batch._replace(advantage=np.zeros_like(batch.advantage))
-  assert batches.has_gradient(nothing, options).tolist() == [True] + [False] * 3
+  assert not batches.has_gradient(nothing, options).any()
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,23 @@ def test_update_without_flat_groups_equals_the_one_with_them(
   assert rows[1]["update/tokens"] - rows[0]["update/tokens"] == saved.sum()
 
 
+def test_update_on_groups_without_contrast_steps_on_zeros(
+  tiny_config, tiny_params, random_batch
+):
+  fns = _fns(tiny_config, OPTIONS)
+  batch = _unequal_batch(random_batch)
+  current, _ = fns.update(fns.init(tiny_params), batch)
+  before = jax.tree.map(np.array, current.params)
+  flat = batch._replace(advantage=np.zeros_like(batch.advantage))
+  current, row = fns.update(current, flat)
+  assert current.step == 2 and row["update/grad_norm"] == 0.0
+  assert row["update/loss"] == row["update/tokens"] == 0.0
+  # The moments still move the parameters, as with all groups computed.
+  assert not np.array_equal(
+    current.params["embed"]["table"], before["embed"]["table"]
+  )
+
+
 def test_arrange_gives_every_group_one_place_and_even_blocks(random_batch):
   batch = _unequal_batch(random_batch, batch=24)
   arranged = blocks.arrange(

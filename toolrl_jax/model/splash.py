@@ -90,7 +90,7 @@ class SharedPromptMask(masks.Mask):
     if right <= top + 1 and (right <= self._prompt_size or left >= last):
       return np.ones(shape, bool)
     keys = np.arange(left, right, dtype=np.int32)
-    return self(self.q_sequence[top:bottom, None], keys[None])
+    return np.asarray(self(self.q_sequence[top:bottom, None], keys[None]))
 
   def __call__(
     self,

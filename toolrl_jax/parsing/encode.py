@@ -1,7 +1,7 @@
 """Calls to integers: names, keys and values interned by an equality rule.
 
 From gold records and parsed completions to two EncodedCalls, row i of each for
-completion i. Every integer is relative to the gold of its completion (see
+completion i: a group at a time, then all of them padded. Every integer is relative to the gold of its completion (see
 EncodedCalls), so nothing grows with the run and the rows stay short however
 long a completion is. It does not score.
 """
@@ -107,58 +107,78 @@ def equality_key(value: Any, *, equality: Equality) -> Hashable:
   return frozenset(keys) if equality == "sets" else ("list", tuple(keys))
 
 
-def encode(
-  golds: Sequence[types.Gold],
-  gold_index: Sequence[int],
+class EncodedGroup(NamedTuple):
+  """The completions of one gold as integers, before they are padded.
+
+  Attributes:
+    gold: Calls of the gold.
+    rows: Calls of each completion.
+    num_slots: Argument keys of the gold.
+  """
+
+  gold: _Rows
+  rows: list[_Rows]
+  num_slots: int
+
+
+def encode_group(
+  gold: types.Gold,
   completions: Sequence[types.ParsedCompletion],
   *,
   equality: Equality,
-  num_rows: int | None = None,
-) -> tuple[types.EncodedCalls, types.EncodedCalls]:
-  """Encodes completions and, beside each, its gold.
+) -> EncodedGroup:
+  """Encodes the completions that one gold belongs to.
 
   Args:
-    golds: Gold of each prompt.
-    gold_index: Position in `golds` of each completion's gold.
+    gold: What is right.
     completions: Parsed completions.
     equality: When two argument values count as equal.
+
+  Returns:
+    Their calls, unpadded.
+
+  Raises:
+    ValueError: A gold argument is not JSON, or is nested too deeply.
+  """
+  try:
+    tables = _gold_tables(gold, equality)
+  except RecursionError:
+    raise ValueError(
+      "a gold argument is nested too deeply or holds itself; flatten it."
+    ) from None
+  encoded = (
+    _encode_calls(one.calls, one.call_shapes, tables, equality)
+    for one in completions
+  )
+  return EncodedGroup(
+    _encode_calls(gold.calls, None, tables, equality),
+    [_drop_spare_copies(one, len(gold.calls)) for one in encoded],
+    len(tables.slots),
+  )
+
+
+def pad_groups(
+  groups: Sequence[EncodedGroup], *, num_rows: int | None = None
+) -> tuple[types.EncodedCalls, types.EncodedCalls]:
+  """Lays completions out as arrays and, beside each, its gold.
+
+  Args:
+    groups: Encoded groups; their completions are rows one after another.
     num_rows: Leading size of the arrays; rows beyond the completions are
       empty. None: no such rows.
 
   Returns:
     Gold calls and predicted calls, both with the leading dimension
     `num_rows`; C and K are padded to powers of two, C of each on its own.
-
-  Raises:
-    ValueError: A gold argument is not JSON.
   """
-  try:
-    tables = [_gold_tables(gold, equality) for gold in golds]
-  except RecursionError:
-    raise ValueError(
-      "a gold argument is nested too deeply or holds itself; flatten it."
-    ) from None
-  gold_rows = [
-    _encode_calls(gold.calls, None, table, equality)
-    for gold, table in zip(golds, tables, strict=True)
-  ]
-  rows = []
-  for index, completion in zip(gold_index, completions, strict=True):
-    table, gold = tables[index], golds[index]
-    encoded = _encode_calls(
-      completion.calls, completion.call_shapes, table, equality
-    )
-    rows.append(_drop_spare_copies(encoded, len(gold.calls)))
+  rows = [row for group in groups for row in group.rows]
+  golds = [group.gold for group in groups for _ in group.rows]
   num_slots = bucket(
-    max((len(table.slots) for table in tables), default=0),
+    max((group.num_slots for group in groups), default=0),
     least=_MIN_ARGUMENTS,
   )
   num_rows = len(rows) if num_rows is None else num_rows
-  repeated_gold = [gold_rows[index] for index in gold_index]
-  return (
-    _pad(repeated_gold, num_rows, num_slots),
-    _pad(rows, num_rows, num_slots),
-  )
+  return _pad(golds, num_rows, num_slots), _pad(rows, num_rows, num_slots)
 
 
 def _not_json(value: Any) -> str:

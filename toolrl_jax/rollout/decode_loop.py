@@ -306,6 +306,8 @@ def _shardings(placed: placement.Placement | None) -> dict[str, Any]:
   """Returns the sharding of what each program gives; of None, nothing fixed."""
   if placed is None:
     return dict.fromkeys(Programs._fields)
+  cache: Any
+  rest: Any
   cache, rest = placed
   banks = decoder.DecodeCache(cache, cache, rest, rest, cache, cache, rest)
   state = DecodeState(banks, *[rest] * (len(DecodeState._fields) - 1))

@@ -244,6 +244,10 @@ class RolloutEngine(jetstream_compat.SingleEngine):
         jetstream_compat.delete_pytree(decode_state)
         decode_state = None
     rows = self.ledger.clear_ended_rows()
+    if decode_state is not None and self.ledger.is_idle:
+      # Until the next rollout the update needs the memory more.
+      jetstream_compat.delete_pytree(decode_state)
+      decode_state = None
     return decode_state, token_forms.chunk_tokens(token_ids, num_new, rows)
 
   def init_decode_state(self, *args, **kwargs) -> Any:
@@ -283,7 +287,7 @@ class RolloutEngine(jetstream_compat.SingleEngine):
   ) -> None:
     """Runs the prompts of a group and its mates, or the rest of its own."""
     if group.stored is not None:
-      members = [group]
+      members: Sequence[requests_lib.Group] = [group]
       prefix = self.programs.extend(params, *prompts.extension_arguments(group))
       self.ledger.count(num_reused_tokens=group.stored.num_tokens)
     else:

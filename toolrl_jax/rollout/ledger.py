@@ -72,6 +72,11 @@ class RequestLedger:
       self.fail(list(self._open.values()), error)
       self._forget()
 
+  @property
+  def is_idle(self) -> bool:
+    """Whether no request is open."""
+    return not self._open
+
   def require_idle(self, what: str) -> None:
     """Raises RolloutError while requests are in flight."""
     if self._open:

@@ -105,7 +105,7 @@ def prompt_rows(
 
 def extension_arguments(
   group: Group,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
   """Returns the arguments of `extend` after the parameters, for one group."""
   stored = group.stored
   new = group.prompt_ids[stored.num_tokens : group.prompt_length]

@@ -91,11 +91,7 @@ def has_gradient(batch: UpdateBatch, options: UpdateOptions) -> np.ndarray:
   )
   if options.skips_flat_groups:
     is_member &= np.asarray(batch.advantage) != 0
-  chosen = is_member.any(axis=1)
-  if not chosen.any():
-    # The optimizer steps on a gradient of zeros, too.
-    chosen[0] = True
-  return chosen
+  return is_member.any(axis=1)
 
 
 def divisor_of(

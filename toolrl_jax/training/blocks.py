@@ -76,8 +76,8 @@ def arrange(
     layout: "shared" has a group's prompt once, "repeated" once a completion.
     micro_groups: Most groups of a block; 0 puts all groups into R blocks.
     is_packed: Whether blocks may be packed.
-    is_computed: Groups that are computed at all, bool [B]; None is all. At
-      least one group always is.
+    is_computed: Groups that are computed at all, bool [B]; None is all. Where
+      none is, a block is filled with nothing.
     idle_divisor: What the others add to the divisor of the loss.
 
   Returns:
@@ -86,13 +86,13 @@ def arrange(
   if is_computed is None:
     is_computed = np.ones(len(batch.prompt_length), bool)
   chosen = np.flatnonzero(is_computed)
-  chosen = chosen if len(chosen) else np.arange(1)
   sizes = _group_tokens(batch, layout)
   # A power of two: places without a group cost attention only.
-  block_groups = 1 << (-(-len(chosen) // num_shards) - 1).bit_length()
+  num_groups = max(len(chosen), 1)
+  block_groups = 1 << (-(-num_groups // num_shards) - 1).bit_length()
   if micro_groups:
     block_groups = min(block_groups, micro_groups)
-  num_rounds = -(-len(chosen) // (num_shards * block_groups))
+  num_rounds = -(-num_groups // (num_shards * block_groups))
   rows = _balance(
     chosen, sizes, num_blocks=num_rounds * num_shards, capacity=block_groups
   ).reshape(num_rounds, num_shards, block_groups)

@@ -4,7 +4,7 @@ Texts of the rollouts, rewards padded to the masked groups, and a few rollouts
 written out. It does not know how rewards or updates are computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,51 @@ def texts(
   ]
   decoded = tokenizer.batch_decode(flat, skip_special_tokens=False)
   return [decoded[b * group_size : (b + 1) * group_size] for b in range(batch)]
+
+
+class GroupReader:
+  """Decodes, parses and encodes groups while others still decode.
+
+  Called as the `on_group` of a rollout, in any order.
+  """
+
+  def __init__(
+    self,
+    examples: Sequence[types.Example],
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    stop_ids: Sequence[int],
+    *,
+    reward: Mapping[str, Any],
+    style: tool_calls.Style,
+  ):
+    """Waits for the groups of `examples`."""
+    self._examples = examples
+    self._tokenizer, self._stop_ids = tokenizer, stop_ids
+    self._reward = scoring.RewardOptions.from_mapping(reward)
+    self._style = style
+    self._texts: dict[int, list[str]] = {}
+    self._groups: dict[int, scoring.ReadGroup] = {}
+
+  def __call__(self, index: int, rows: types.Rollouts) -> None:
+    """Takes the completions of one example, [1, G, t]."""
+    (texts_of_group,) = texts(rows, self._tokenizer, self._stop_ids)
+    self._texts[index] = texts_of_group
+    self._groups[index] = scoring.read_group(
+      texts_of_group,
+      self._examples[index].gold,
+      reward=self._reward,
+      style=self._style,
+    )
+
+  @property
+  def texts(self) -> list[list[str]]:
+    """Completions of each example, [B][G]."""
+    return [self._texts[i] for i in range(len(self._examples))]
+
+  def score(self, step: int) -> scoring.ScoredCompletions:
+    """Scores all groups; `step` is the training step."""
+    groups_in_order = [self._groups[i] for i in range(len(self._examples))]
+    return scoring.score_groups(groups_in_order, reward=self._reward, step=step)
 
 
 def padded_reward(

@@ -338,7 +338,6 @@ def test_sft_refuses_long_targets_before_work(tmp_path, capsys):
           tmp_path,
           algorithm="sft",
           rollout__max_completion_tokens=8,
-          prompt__template="toolrl",
         ),
       ]
     )

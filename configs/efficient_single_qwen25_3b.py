@@ -52,6 +52,8 @@ def get_config():
   config.rollout.max_completion_tokens = 1_024
   config.rollout.temperature = 0.7
   config.rollout.slots = 256
+  # The copy would not fit beside the rest on small chips.
+  config.rollout.unstack_layers = False
 
   # reward
   config.reward.name = "n1"

@@ -50,6 +50,8 @@ def get_config():
   config.rollout.completion_buckets = (128, 256, 512, 1_024)
   config.rollout.temperature = 1.0
   config.rollout.slots = 256
+  # The copy would not fit beside the rest on small chips.
+  config.rollout.unstack_layers = False
 
   # loss
   config.loss.minibatches = 4

@@ -34,6 +34,7 @@ def test_two_grpo_steps_change_the_weights(
       "--config.prompt.template=native",
       "--config.prompt.completion=native",
       "--config.loss.entropy_coef=0.001",
+      "--config.loss.logprob_chunk_tokens=128",
       "--config.data.max_prompt_tokens=512",
       "--config.data.prompt_buckets=(512,)",
       "--config.sampler.prompts_per_step=2",

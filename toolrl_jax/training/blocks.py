@@ -204,10 +204,10 @@ def _pack(
   )
   if num_tokens > most:
     return None
-  # Scores are a small part of the work: fewer sizes.
+  # Scores are a small part of the work: fewer sizes, fewer compilations.
   num_scored = capacity(
     max(int(one.is_scored.sum(axis=1).max()) for one in laid),
-    steps_per_octave=_STEPS_PER_OCTAVE // 2,
+    steps_per_octave=_STEPS_PER_OCTAVE // 4,
   )
   return [_packing(one, num_tokens, num_scored) for one in laid]
 

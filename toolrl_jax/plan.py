@@ -182,7 +182,8 @@ def _programs(
     decoder_config, sizes, params=params, layout=config.rollout.layout,
     compute_dtype=dtype,
   )  # fmt: skip
-  kept = lowering.bytes_per_device((params, rows)) if is_grpo else 0
+  # The engine frees its rows between rollouts.
+  kept = lowering.bytes_per_device(params) if is_grpo else 0
   programs = lowering.update_programs(
     decoder_config, optimizer, sizes, options=parts.update_options(config),
     mesh=mesh, state=state, beside=kept,

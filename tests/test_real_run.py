@@ -35,6 +35,8 @@ def test_two_grpo_steps_change_the_weights(
       "--config.prompt.completion=native",
       "--config.loss.entropy_coef=0.001",
       "--config.loss.logprob_chunk_tokens=128",
+      # One program with the optimizer: no sums of gradients beside it.
+      "--config.loss.micro_groups=0",
       "--config.data.max_prompt_tokens=512",
       "--config.data.prompt_buckets=(512,)",
       "--config.sampler.prompts_per_step=2",

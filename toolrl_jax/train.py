@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import ml_collections
 import numpy as np
 from absl import flags, logging
@@ -213,6 +214,17 @@ def _main(
   heldout_rows = rows.held_out(config, policy)
   if config.algorithm == "grpo":
     rows.check_gold(config, train_rows)
+  logging.info(
+    "%s, %.1f M parameters; %d rows to train on, %d held out; %d %s devices; "
+    "writes to %s",
+    config.model.path or config.model.preset,
+    sum(x.size for x in jax.tree.leaves(policy.params)) / 1e6,
+    len(train_rows.examples),
+    0 if heldout_rows is None else len(heldout_rows.examples),
+    jax.device_count(),
+    jax.devices()[0].platform,
+    workdir,
+  )
 
   # ----- order, optimizer, update -----
   order = parts.sampler(
@@ -279,6 +291,7 @@ def _main(
       stop,
     )
     if progress.step == 0:
+      logging.info("held-out rows first; what runs for the first time compiles")
       progress.host["before"] = _held_out(run, 0)
       writer.write(0, progress.host["before"])
     stop.defer()

@@ -93,11 +93,17 @@ def test_progress_names_the_time_left(monkeypatch):
   monkeypatch.setattr(metrics.sys.stderr, "isatty", lambda: False)
   progress = metrics.Progress(10)
   progress.start(4)
-  clock[0] = 130.0
   progress.show(4, {})
+  clock[0] = 190.0
+  progress.show(5, {})
+  clock[0] = 205.0
   progress.show(6, {"reward/total": 2.345678})
-  # 30 seconds for two steps, four to go.
-  assert lines == ["step 4/10    left ?", "step 6/10  reward 2.35  left 01:00"]
+  # 15 seconds for the step after the one that compiled, four to go.
+  assert lines == [
+    "step 4/10    left ?",
+    "step 5/10    left ?",
+    "step 6/10  reward 2.35  left 01:00",
+  ]
 
 
 def test_compilation_counter_counts_new_programs_only():
@@ -123,3 +129,9 @@ def test_declared_metrics_have_stage_unit_and_meaning():
   assert {"filter/stay_1_frac", "heldout/refusal_greedy_frac"} <= set(
     metrics.METRICS
   )
+
+
+def test_every_metric_stands_in_the_docs(root_dir):
+  page = (root_dir / "docs" / "metrics.md").read_text()
+  for name, (unit, meaning) in metrics.METRICS.items():
+    assert f"| `{name}` | {unit} | {meaning} |" in page, name

@@ -232,7 +232,8 @@ _SHOWN = {
   "reward/total": "reward",
   "reward/success_frac": "right",
   "update/loss": "loss",
-  "heldout/exact_sampled_frac": "held-out",
+  "heldout/exact_sampled_frac": "held-out exact, sampled",
+  "heldout/exact_greedy_frac": "greedy",
 }
 
 
@@ -269,8 +270,11 @@ class Progress:
     )
 
   def _left(self, step: int) -> str:
-    """Returns the time left as h:mm:ss, "?" before the first step."""
-    done = step - self._first
+    """Returns the time left as h:mm:ss, "?" before the second step."""
+    if step == self._first + 1:
+      # The first one compiles and says nothing of the others.
+      self._since = time.monotonic()
+    done = step - self._first - 1
     if done < 1:
       return "?"
     secs = (time.monotonic() - self._since) / done * (self._total - step)

@@ -222,8 +222,8 @@ def test_arrange_leaves_out_groups_and_keeps_their_divisor(random_batch):
 
 @pytest.mark.parametrize(
   ("num_tokens", "steps", "expected"),
-  [(0, 8, 256), (1, 8, 256), (257, 8, 512), (1024, 8, 1024), (1025, 8, 1280),
-   (2049, 8, 2304),
+  [(0, 8, 512), (1, 8, 512), (257, 8, 512), (1024, 8, 1024), (1025, 8, 1536),
+   (2049, 8, 2560),
    (4097, 8, 4608), (4097, 4, 5120)],
 )  # fmt: skip
 def test_capacity_rounds_up_to_few_sizes(num_tokens, steps, expected):

@@ -16,7 +16,7 @@ from toolrl_jax.types import Packing, UpdateBatch
 
 # Capacities are an eighth of an octave apart, but not less than this: every
 # one that occurs is compiled.
-_LEAST_STEP = 256
+_LEAST_STEP = 512
 _STEPS_PER_OCTAVE = 8
 # Packing moves rows around; below this saving it is not worth it.
 _LEAST_SAVING = 0.1
@@ -129,7 +129,7 @@ def capacity(num_tokens: int, *, steps_per_octave: int) -> int:
 
   Returns:
     The next multiple of 2^k / steps_per_octave, 2^k being the largest power of
-    two that is no larger than `num_tokens`; of 256 where that is more.
+    two that is no larger than `num_tokens`; of 512 where that is more.
   """
   octave = 1 << (max(num_tokens, 1).bit_length() - 1)
   step = max(octave // steps_per_octave, _LEAST_STEP)

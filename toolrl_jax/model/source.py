@@ -14,12 +14,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 BUNDLED = "bundled:"
+TOKENIZER_FILES = (
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "vocab.json",
+  "merges.txt",
+  "chat_template.jinja",
+  "chat_template.json",
+)
 # What an exported folder may hold; everything else is somebody's own.
 _EXPORTED = re.compile(
   r"(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors|"
-  r"model\.safetensors\.index\.json|tokenizer\.json|"
-  r"tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|"
-  r"vocab\.json|merges\.txt|chat_template\.(jinja|json)|params"
+  r"model\.safetensors\.index\.json|params|"
+  + "|".join(map(re.escape, TOKENIZER_FILES))
 )
 
 

@@ -17,17 +17,6 @@ from toolrl_jax.model import gguf, source
 
 Tokenizer = transformers.PreTrainedTokenizerBase
 
-_FILES = (
-  "tokenizer.json",
-  "tokenizer_config.json",
-  "special_tokens_map.json",
-  "added_tokens.json",
-  "vocab.json",
-  "merges.txt",
-  "chat_template.jinja",
-  "chat_template.json",
-)
-
 # How the released tokenizers cut text before the merges; they differ in the
 # run of digits.
 _SPLIT = (
@@ -88,7 +77,9 @@ def copy(path: str | pathlib.Path, folder: pathlib.Path) -> None:
     load(found).save_pretrained(folder)
     _name_class(folder / "tokenizer_config.json")
     return
-  present = [name for name in _FILES if (found / name).is_file()]
+  present = [
+    name for name in source.TOKENIZER_FILES if (found / name).is_file()
+  ]
   if not {"tokenizer.json", "vocab.json"} & set(present):
     raise ValueError(
       f"{found} holds no tokenizer.json; name the folder that has it."

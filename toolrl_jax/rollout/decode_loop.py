@@ -302,10 +302,8 @@ def decode_chunk(
   return state, Chunk(*columns, num_tokens, num_iterations)
 
 
-def _shardings(placed: placement.Placement | None) -> dict[str, Any]:
-  """Returns the sharding of what each program gives; of None, nothing fixed."""
-  if placed is None:
-    return dict.fromkeys(Programs._fields)
+def _shardings(placed: placement.Placement) -> dict[str, Any]:
+  """Returns the sharding of what each program gives."""
   cache: Any
   rest: Any
   cache, rest = placed
@@ -330,7 +328,7 @@ def make_programs(
   *,
   num_steps: int,
   compute_dtype: Any,
-  placed: placement.Placement | None = None,
+  placed: placement.Placement,
 ) -> Programs:
   """Compiles the programs of an engine; engines of one shape share them.
 
@@ -339,8 +337,8 @@ def make_programs(
     options: Truncation, stop tokens.
     num_steps: Most iterations of a chunk (K).
     compute_dtype: Dtype of the matrix products and of the cache.
-    placed: Where the results lie; None leaves that to the compiler. Fixed, a
-      state looks the same whichever program made it, so none compiles twice.
+    placed: Where the results lie. A state then looks the same whichever
+      program made it, so none compiles twice.
   """
   fixed = {"config": config, "compute_dtype": compute_dtype}
   chunk = functools.partial(

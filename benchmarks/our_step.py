@@ -25,7 +25,7 @@ import peer_process
 import transformers
 
 from toolrl_jax import scoring, types
-from toolrl_jax.data import prompt
+from toolrl_jax.data import padding
 from toolrl_jax.model import decoder, presets, tokenizer
 from toolrl_jax.rollout import collect, engine
 from toolrl_jax.training import (
@@ -150,7 +150,7 @@ def start(
     writer.truncate_to(-1)
     system = System(
       args,
-      prompt.default_buckets(max_prompt_len),
+      padding.default_buckets(max_prompt_len),
       server,
       updates,
       full_tokenizer(args.vocab),
@@ -180,7 +180,7 @@ def _step(
   clock = step_metrics.Clock(system.compilations)
   clock.begin("rollout")
   server.reset_stats()
-  prompts = prompt.batch([prompt_ids], buckets=system.buckets, num_groups=1)
+  prompts = padding.batch([prompt_ids], buckets=system.buckets, num_groups=1)
   rollouts = server.rollout(
     prompts,
     group_size=args.group_size,
@@ -230,7 +230,7 @@ def _score(
   system: System, rollouts: types.Rollouts, number: int
 ) -> tuple[list[list[str]], scoring.ScoredCompletions]:
   """Decodes and scores the completions as calls."""
-  (words,) = completions.texts(rollouts, system.text, stop_ids=())
+  (words,) = tokenizer.texts(rollouts, system.text, stop_ids=())
   texts = [[call_text(words[i], i) for i in range(len(words))]]
   scored = scoring.parse_and_score(
     texts, [_EXAMPLE.gold], reward=scoring.RewardOptions(), step=number

@@ -6,13 +6,16 @@ Trains `configs/tiny.py` from the same rows, order and schedule in variants
 that differ in what is computed: the baseline (prompts repeated, no filter, all
 rollouts updated), each saving alone, all together, and other rules for what is
 left out. Each run is `toolrl-train` in a process of its own on one core, with
-an empty compilation cache, evaluated every few steps. Runs that have ended are
+an empty compilation cache (but see below), evaluated every few steps. Runs that have ended are
 lines of results.jsonl and are not run again. With `--table` nothing is run.
 
-Seconds are `step/secs` of metrics.jsonl, added up. A step's clock stops before
-its held-out evaluation, files and checkpoints, so none of them counts
-(`heldout/secs` is apart). Steps that compiled count as the median of the
-run's other steps in the "warm" seconds, and as they were in the others.
+Seconds are `step/cpu_secs` of metrics.jsonl, added up: processor seconds of a
+run on one core, so that other programs on the machine count as little as they
+can. A step's clock stops before its held-out evaluation, files and checkpoints,
+so none of them counts. Steps that compiled count as the median of the run's
+other steps in the "warm" seconds, and as they were in the others. With
+`--cache` runs share a compilation cache: sooner done, but only their warm
+seconds mean anything.
 
 Held-out rates are means of the newest three evaluations. Two targets a seed:
 the highest rate that all its variants reach, and 95 % of the baseline's best.
@@ -82,8 +85,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument(
     "--variants", default=";".join(VARIANTS), help="names with ; between"
   )
-  parser.add_argument("--rows", type=int, default=160, help="training rows")
-  parser.add_argument("--heldout_rows", type=int, default=256)
+  parser.add_argument("--rows", type=int, default=96, help="training rows")
+  parser.add_argument("--heldout_rows", type=int, default=192)
   parser.add_argument("--epochs", type=int, default=6)
   parser.add_argument("--eval_every", type=int, default=5, help="steps")
   parser.add_argument(
@@ -91,6 +94,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     default=str(max(os.sched_getaffinity(0))),
     help="a run at a time on each; more than one disturb one another",
   )
+  parser.add_argument("--cache", help="folder of a shared compilation cache")
   parser.add_argument(
     "--override", action="append", default=[], help="field=value of all runs"
   )
@@ -167,7 +171,7 @@ def train(args: argparse.Namespace, variant: str, seed: int, core: int) -> dict:
   done = subprocess.run(
     command,
     cwd=_ROOT,
-    env={**environment, "JAX_PLATFORMS": "cpu"},
+    env={**environment, "JAX_PLATFORMS": "cpu", **_cache(args)},
     capture_output=True,
     text=True,
     check=False,
@@ -183,6 +187,13 @@ def train(args: argparse.Namespace, variant: str, seed: int, core: int) -> dict:
     "date": time.strftime("%Y-%m-%d"),
     **savings_table.digest(rows),
   }
+
+
+def _cache(args: argparse.Namespace) -> dict[str, str]:
+  """Returns the environment of a shared compilation cache, if any."""
+  if not args.cache:
+    return {}
+  return {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(args.cache).resolve())}
 
 
 def train_missing(args: argparse.Namespace, results: pathlib.Path) -> None:

@@ -39,13 +39,13 @@ def digest(rows: Sequence[dict]) -> dict:
   steps = [row for row in rows if row["step"] > 0]
   is_warm = lambda row: not row["step/compilations"]
   usual = statistics.median(
-    row["step/secs"] for row in filter(is_warm, steps)
+    row["step/cpu_secs"] for row in filter(is_warm, steps)
   )  # Of the steps that compiled nothing.
   total, warm, curve = 0.0, 0.0, []
   for row in rows:
     if row["step"] > 0:
-      total += row["step/secs"]
-      warm += row["step/secs"] if is_warm(row) else usual
+      total += row["step/cpu_secs"]
+      warm += row["step/cpu_secs"] if is_warm(row) else usual
     if _EXACT[0] in row:
       point = {"step": row["step"], "secs": total, "warm_secs": warm}
       curve.append(
@@ -56,9 +56,9 @@ def digest(rows: Sequence[dict]) -> dict:
     "num_steps": len(steps),
     "secs": total,
     "warm_secs": warm,
-    "rollout_secs": add("rollout/secs"),
-    "update_secs": add("update/secs"),
-    "reward_secs": add("reward/secs"),
+    "rollout_secs": add("rollout/cpu_secs"),
+    "update_secs": add("update/cpu_secs"),
+    "reward_secs": add("reward/cpu_secs"),
     "num_rollouts": sum(
       round(row["rollout/tokens"] / row["rollout/length_tokens"])
       for row in steps

@@ -259,5 +259,67 @@ def get_config() -> ml_collections.ConfigDict:
   evaluation.num_examples = 0
   # Also sample once at the rollout temperature, beside greedy.
   evaluation.sampled = True
+  # Steps between two runs of the benchmarks below, with their first seed.
+  # 0: never while training.
+  evaluation.benchmarks_every_steps = 0
+
+  # ----- benchmark: what toolrl-evaluate scores -----
+  config.benchmark = benchmark = ml_collections.ConfigDict()
+  # Any of "rows" (data.eval_path) | "bfcl" | "acebench" | "api_bank" |
+  # "bamboogle".
+  benchmark.names = ()
+  # Categories, as the benchmark names them. Empty: all.
+  benchmark.categories = ()
+  # Items a category, the first ones of each. 0: all.
+  benchmark.max_items = 0
+  # Seeds of the samples; every item is answered once under each.
+  benchmark.seeds = (0,)
+  # Extra system text: "default" (prompt.system) | "stronger" (ours with the
+  # four groups of rules of arXiv:2606.00135) | a text file.
+  benchmark.system = "default"
+  # Form of BFCL's tool documents: "raw" | "json_schema".
+  benchmark.tool_docs = "json_schema"
+  # Most answers in one user turn; one more ends the conversation.
+  benchmark.step_limit = 20
+  # Conversations open at one time. 0: four a decode row.
+  benchmark.open = 0
+  # Folder that holds ACEBench's data_en, of API-Bank's JSON files, and
+  # Bamboogle's data.json.
+  benchmark.acebench_path = ""
+  benchmark.api_bank_path = ""
+  benchmark.bamboogle_path = ""
+  # Folder of BFCL's own environment. Empty: in the user's cache folder.
+  benchmark.bfcl_environment = ""
+  # Who plays the user of ACEBench's agent_multi_turn: "none" (not run) |
+  # "openai" | "anthropic" (HTTP services of these forms) with address, model
+  # and the name of the environment variable that holds the key.
+  benchmark.user = "none"
+  benchmark.user_url = ""
+  benchmark.user_model = ""
+  benchmark.user_key_variable = ""
+  # Where Bamboogle's pages come from: "none" (closed book) | "bm25" (a corpus
+  # in search_path) | "recorded" (a record in search_path) | "serper" (the web,
+  # recorded in search_path where that is set).
+  benchmark.search = "none"
+  benchmark.search_path = ""
+  benchmark.search_key_variable = "SERPER_API_KEY"
+  # Model that judges Bamboogle's answers, behind an OpenAI-compatible service.
+  # Empty: none, matches of text stand in.
+  benchmark.judge_url = ""
+  benchmark.judge_model = ""
+  benchmark.judge_key_variable = ""
+
+  # ----- sensitivity: the grid of toolrl-evaluate -----
+  config.sensitivity = sensitivity = ml_collections.ConfigDict()
+  # Values of prompt.template, prompt.thinking and benchmark.system; all
+  # combinations are scored and compared with that of the first values. Under
+  # "toolrl" answers are read in its layout. Empty: the one value there. All
+  # three empty: no grid.
+  sensitivity.templates = ()
+  sensitivity.thinking = ()
+  sensitivity.systems = ()
+  # A second checkpoint, scored in the same cells: does the gain of model.path
+  # over it survive each of them? Empty: none.
+  sensitivity.base = ""
   # A recipe that sets an unknown field fails at once, with the nearest name.
   return config.lock()

@@ -15,8 +15,8 @@ def benchmarks_path(monkeypatch):
 
 def _row(step, secs, *, compiled=0, epoch=0, rate=None):
   row = {
-    "step": step, "step/secs": secs, "rollout/secs": secs / 2,
-    "update/secs": secs / 4, "reward/secs": 0.0, "rollout/tokens": 200.0,
+    "step": step, "step/cpu_secs": secs, "rollout/cpu_secs": secs / 2,
+    "update/cpu_secs": secs / 4, "reward/cpu_secs": 0.0, "rollout/tokens": 200.0,
     "rollout/length_tokens": 25.0, "update/tokens": 300.0,
     "update/loss_tokens": 100.0, "step/compilations": compiled,
     "sampler/epoch": epoch, "filter/zero_variance_frac": 0.5,

@@ -48,6 +48,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
   "loss.aggregation": ("token_mean", "sequence_mean", "fixed"),
   "optimizer.schedule": ("constant", "cosine", "linear"),
   "mesh.strategy": ("pmap", "sharded"),
+  "benchmark.tool_docs": ("raw", "json_schema"),
+  "benchmark.user": ("none", "openai", "anthropic"),
+  "benchmark.search": ("none", "bm25", "recorded", "serper"),
 }
 
 # Smallest value of numeric fields; None in the second place: no largest.
@@ -97,7 +100,14 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
   "logging.max_bad_gold_frac": (0, 1),
   "eval.every_steps": (0, None),
   "eval.num_examples": (0, None),
+  "eval.benchmarks_every_steps": (0, None),
+  "benchmark.max_items": (0, None),
+  "benchmark.step_limit": (1, None),
+  "benchmark.open": (0, None),
 }
+
+# What toolrl-evaluate can score.
+BENCHMARKS = ("rows", "bfcl", "acebench", "api_bank", "bamboogle")
 
 
 class UsageError(ValueError):
@@ -105,13 +115,14 @@ class UsageError(ValueError):
 
 
 def load(
-  argv: Sequence[str], usage: str
+  argv: Sequence[str], usage: str, *, is_training: bool = True
 ) -> tuple[ml_collections.ConfigDict, pathlib.Path]:
   """Parses a command line.
 
   Args:
     argv: Program name and arguments.
     usage: Text for `--help`, shown above the flags.
+    is_training: Whether the fields that only training reads are checked.
 
   Returns:
     The checked, frozen-by-convention configuration and the run's folder.
@@ -152,7 +163,7 @@ def load(
     raise UsageError("--workdir=DIR is required: the folder a run writes to.")
   config = values["config"].value
   try:
-    check(config)
+    check(config, is_training=is_training)
   except (KeyError, AttributeError, TypeError) as e:
     raise UsageError(
       f"{path} does not give all fields: {_one_line(e)}; start from "
@@ -161,8 +172,14 @@ def load(
   return config, pathlib.Path(values["workdir"].value).absolute()
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(
+  config: ml_collections.ConfigDict, *, is_training: bool = True
+) -> None:
   """Checks every field that has a fixed set or range of values.
+
+  Args:
+    config: The configuration.
+    is_training: Whether the rules for training hold as well.
 
   Raises:
     UsageError: Naming the field, its value and what is allowed.
@@ -186,12 +203,56 @@ def check(config: ml_collections.ConfigDict) -> None:
       span = f"at least {least}" if most is None else f"in [{least}, {most}]"
       raise UsageError(f"config.{name} must be {span}, got {value!r}.")
   _check_combinations(config)
+  _check_benchmark(config)
+  if is_training:
+    if not config.data.train_path:
+      raise UsageError(
+        "config.data.train_path is empty; name the training rows."
+      )
+    if config.algorithm == "grpo":
+      _check_grpo(config)
+
+
+def _check_benchmark(config: ml_collections.ConfigDict) -> None:
+  """Checks what is scored, and under which seeds."""
+  section = config.benchmark
+  for name in section.names:
+    if name not in BENCHMARKS:
+      raise UsageError(
+        f"config.benchmark.names must be some of {', '.join(BENCHMARKS)}, got "
+        f"{name!r}."
+      )
+  seeds = tuple(section.seeds)
+  if not seeds or not all(type(s) is int and s >= 0 for s in seeds):
+    raise UsageError(
+      "config.benchmark.seeds must be whole numbers of at least 0, at least "
+      f"one, got {seeds}."
+    )
+  for name, field in (
+    ("templates", "prompt.template"),
+    ("thinking", "prompt.thinking"),
+  ):
+    for value in config.sensitivity[name]:
+      if value not in CHOICES[field]:
+        raise UsageError(
+          f"config.sensitivity.{name} must be some of "
+          f"{', '.join(map(repr, CHOICES[field]))}, got {value!r}."
+        )
+  if len(section.categories) and len(section.names) > 1:
+    raise UsageError(
+      "config.benchmark.categories belong to one benchmark, got them with "
+      f"{tuple(section.names)}; run one at a time."
+    )
+  for name in ("names", "seeds", "categories"):
+    values = tuple(section[name])
+    if len(set(values)) < len(values):
+      raise UsageError(
+        f"config.benchmark.{name} must hold nothing twice, got {values}."
+      )
 
 
 def _check_combinations(config: ml_collections.ConfigDict) -> None:
   """Checks rules that join several fields."""
-  if not config.data.train_path:
-    raise UsageError("config.data.train_path is empty; name the training rows.")
   if not config.model.path and not (
     config.model.preset and config.model.tokenizer
   ):
@@ -224,8 +285,6 @@ def _check_combinations(config: ml_collections.ConfigDict) -> None:
         f"the last of config.{name} must hold {limit} tokens, got "
         f"{buckets[-1]}; add a bucket or lower the limit."
       )
-  if config.algorithm == "grpo":
-    _check_grpo(config)
 
 
 def _check_grpo(config: ml_collections.ConfigDict) -> None:

@@ -22,7 +22,7 @@ import transformers
 from absl import logging
 
 from toolrl_jax import configuration
-from toolrl_jax.data import prompt
+from toolrl_jax.data import padding
 from toolrl_jax.data import sampler as sampler_lib
 from toolrl_jax.model import (
   decoder,
@@ -117,7 +117,7 @@ def completion_buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
   """Returns the bucket lengths of completions."""
   longest = config.rollout.max_completion_tokens
   given = tuple(config.rollout.completion_buckets)
-  return given or prompt.default_buckets(longest)
+  return given or padding.default_buckets(longest)
 
 
 def optimizer(

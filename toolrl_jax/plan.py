@@ -26,7 +26,7 @@ from absl import flags
 from jax.sharding import Mesh
 
 from toolrl_jax import configuration, footprint, lowering, parts
-from toolrl_jax.data import prompt
+from toolrl_jax.data import padding
 from toolrl_jax.model import flops, presets, sharding, source, weights
 from toolrl_jax.rollout import sampling
 from toolrl_jax.training.state import TrainState
@@ -249,7 +249,7 @@ def _mesh(
 
 def _sizes(config: ml_collections.ConfigDict) -> lowering.Sizes:
   """Returns the sizes of the largest step of a configuration."""
-  buckets = tuple(config.data.prompt_buckets) or prompt.default_buckets(
+  buckets = tuple(config.data.prompt_buckets) or padding.default_buckets(
     config.data.max_prompt_tokens
   )
   is_grpo = config.algorithm == "grpo"

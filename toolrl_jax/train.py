@@ -9,8 +9,8 @@ newest whole checkpoint, bit for bit.
 """
 
 import json
-import logging as python_logging
 import pathlib
+import shutil
 import signal
 import sys
 import time
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from absl import flags, logging
+from absl import logging
 
-from toolrl_jax import configuration, parts, rows, types
-from toolrl_jax.data import prompt, sampler
+from toolrl_jax import command, configuration, parts, rows, suite, types
+from toolrl_jax.data import padding, sampler
 from toolrl_jax.evaluation import heldout
-from toolrl_jax.model import weights
+from toolrl_jax.model import fingerprint, tokenizer, weights
 from toolrl_jax.rollout import collect
 from toolrl_jax.training import (
   batches,
@@ -50,10 +50,6 @@ toolrl-train: trains a tool-calling policy with GRPO or SFT.
               checkpoints/, export/, summary.json, TensorBoard events
   Every field stands with its meaning in configs/common.py. The same command
   again resumes a run that was stopped."""
-
-
-class StoppedRunError(RuntimeError):
-  """The run cannot go on; the text is one line for the user."""
 
 
 class Run(NamedTuple):
@@ -137,54 +133,10 @@ class StopSignal:
 
 def run(argv: list[str] | None = None) -> None:
   """Runs the command; a user's mistake ends with one line and status 2."""
-  _prepare_logging()
-  try:
-    config, workdir = configuration.load(
-      sys.argv if argv is None else argv, USAGE
-    )
-    main(config, workdir)
-  except configuration.UsageError as error:
-    sys.exit(_fail(2, error))
-  except (StoppedRunError, collect.RolloutError) as error:
-    logging.debug("stopped", exc_info=True)
-    sys.exit(_fail(1, error))
-  except OSError as error:
-    # A full disk, a folder that went away.
-    logging.debug("stopped", exc_info=True)
-    sys.exit(_fail(1, f"{error}; then the same command resumes the run"))
-  except KeyboardInterrupt:
-    sys.exit(_fail(130, "interrupted; the same command resumes the run"))
-
-
-def _prepare_logging() -> None:
-  """Shows the run's own messages, one line each, on standard error."""
-  # The run reads its flags itself; absl would say that it logs too early.
-  flags.FLAGS.mark_as_parsed()
-  logging.use_absl_handler()
-  logging.set_verbosity(logging.INFO)
-  handler = logging.get_absl_handler()
-  handler.setFormatter(
-    python_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+  arguments = sys.argv if argv is None else argv
+  command.run(
+    "toolrl-train", lambda: main(*configuration.load(arguments, USAGE))
   )
-  handler.addFilter(_is_ours_or_warning)
-
-
-def _is_ours_or_warning(record: python_logging.LogRecord) -> bool:
-  """Leaves out what JAX looks for at its start, and Orbax at every save."""
-  is_orbax = "orbax" in record.pathname
-  if is_orbax:
-    # What it reports with a traceback is raised as well, and ends the run.
-    record.exc_info = None
-    record.msg, record.args = record.getMessage().partition("\n")[0], ()
-    if "tracked_metric" in record.msg:
-      return False  # A step without held-out scores is no mistake.
-  is_loud = record.name.startswith("jax") or is_orbax
-  return record.levelno >= python_logging.WARNING or not is_loud
-
-
-def _fail(status: int, what: object) -> int:
-  sys.stderr.write(f"toolrl-train: {what}\n")
-  return status
 
 
 def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -214,6 +166,8 @@ def _main(
   heldout_rows = rows.held_out(config, policy)
   if config.algorithm == "grpo":
     rows.check_gold(config, train_rows)
+  if config.eval.benchmarks_every_steps:
+    suite.check(config, policy)
   logging.info(
     "%s, %.1f M parameters; %d rows to train on, %d held out; %d %s devices; "
     "writes to %s",
@@ -319,7 +273,7 @@ def train_grpo(
     clock.begin("rollout")
     run.server.reset_stats()
     examples = [train_rows.examples[i] for i in batch.indices]
-    prompts = prompt.batch(
+    prompts = padding.batch(
       [train_rows.prompt_ids[i] for i in batch.indices],
       buckets=train_rows.buckets,
       num_groups=config.sampler.prompts_per_step,
@@ -397,6 +351,7 @@ def train_grpo(
     if batch is None or _is_due(config.eval.every_steps, step):
       host["after"] = _held_out(run, step)
       row |= host["after"]
+    row |= _benchmarks(run, step)
     run.writer.write_samples(
       step,
       completions.samples(
@@ -428,7 +383,7 @@ def train_sft(
     run.profiler.begin(step)
     clock = step_metrics.Clock(run.compilations)
     clock.begin("update")
-    prompts = prompt.batch(
+    prompts = padding.batch(
       [train_rows.prompt_ids[i] for i in batch.indices],
       buckets=train_rows.buckets,
       num_groups=config.sampler.prompts_per_step,
@@ -451,6 +406,7 @@ def train_sft(
       run.server.sync(run.updates.params_for_engine(state), version=step)
       host["after"] = _held_out(run, step)
       row |= host["after"]
+    row |= _benchmarks(run, step)
     run.writer.write(step, row)
     progress = Progress(step, state, host)
     if _must_stop(run, progress, row, is_last=batch is None):
@@ -464,7 +420,7 @@ def _is_due(every_steps: int, step: int) -> bool:
 
 def _texts(run: Run, rollouts: types.Rollouts) -> list[list[str]]:
   policy = run.policy
-  return completions.texts(rollouts, policy.tokenizer, policy.stop_ids)
+  return tokenizer.texts(rollouts, policy.tokenizer, policy.stop_ids)
 
 
 def _held_out(run: Run, step: int) -> dict[str, float]:
@@ -488,10 +444,28 @@ def _held_out(run: Run, step: int) -> dict[str, float]:
   return {**scores, "heldout/secs": time.perf_counter() - started}
 
 
+def _benchmarks(run: Run, step: int) -> dict[str, float]:
+  """Scores the benchmarks under their first seed, if it is time to."""
+  if not _is_due(run.config.eval.benchmarks_every_steps, step):
+    return {}
+  config = run.config.copy_and_resolve_references()
+  config.benchmark.seeds = config.benchmark.seeds[:1]
+  started = time.perf_counter()
+  folder = run.workdir / "benchmarks" / f"step-{step}"
+  # A resumed run makes the step's answers anew.
+  shutil.rmtree(folder, ignore_errors=True)
+  params = run.server.engine.box.params
+  served = suite.Served(run.policy, run.server, fingerprint.fingerprint(params))
+  scores = suite.run(config, served, folder)
+  return suite.metrics(scores) | {
+    "benchmark/secs": time.perf_counter() - started
+  }
+
+
 def _check_finite(update_metrics: Mapping[str, float], step: int) -> None:
   """Stops the run at the first loss or gradient that is not finite."""
   if not update_metrics["update/is_finite"]:
-    raise StoppedRunError(
+    raise command.StoppedRunError(
       f"loss or gradient is not finite at step {step} (loss "
       f"{update_metrics['update/loss']}, gradient norm "
       f"{update_metrics['update/grad_norm']}); the update was not applied. "

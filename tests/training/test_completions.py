@@ -4,7 +4,6 @@ import jax
 import numpy as np
 
 from toolrl_jax import scoring, types
-from toolrl_jax.model import tokenizer as tokenizer_lib
 from toolrl_jax.training import completions, groups
 
 _CALL = (
@@ -22,14 +21,6 @@ def _rollouts(token_ids):
   return types.Rollouts(
     padded[None].astype(np.int32), mask[None], zeros, zeros, finish
   )
-
-
-def test_texts_leaves_the_stop_token_and_the_padding_out():
-  tokenizer = tokenizer_lib.load("bundled:tiny")
-  end = tokenizer.eos_token_id
-  words = [tokenizer(text)["input_ids"] for text in ("a b", _CALL)]
-  rollouts = _rollouts([[*words[0], end], words[1]])
-  assert completions.texts(rollouts, tokenizer, [end]) == [["a b", _CALL]]
 
 
 def test_padded_reward_gives_masked_groups_zero():

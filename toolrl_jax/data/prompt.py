@@ -1,6 +1,6 @@
-"""Turns examples into prompt token ids, and ids into padded batches.
+"""Turns examples into prompt token ids.
 
-From `types.Example` to `types.PromptBatch`; what a prompt shows is decided in
+From `types.Example` to token ids; what a prompt shows is decided in
 `data/templates.py`.
 
 Text of a row is never control: where it holds the text of a special token
@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import jinja2
-import numpy as np
 import transformers
 
 from toolrl_jax import types
@@ -26,7 +25,6 @@ Overlong = Literal["drop", "truncate_left", "error"]
 # Chat templates of Llama print today's date; a fixed one keeps a run the same
 # on every day. Qwen's templates do not read it.
 _DATE = "26 Jul 2024"
-_SMALLEST_BUCKET = 128
 
 
 class EncodedPrompts(NamedTuple):
@@ -127,15 +125,104 @@ def encode(
     templates.RowError: The row cannot be shown under this template.
     ValueError: The tokenizer has no chat template.
   """
-  prompt_ids = []
-  for is_literal, text in _pieces(
+  return encode_next(
     example, tokenizer, template=template, thinking=thinking, system=system
-  ):
+  ).prompt_ids
+
+
+class Started(NamedTuple):
+  """The beginning of a conversation, as its tokens were.
+
+  Attributes:
+    text: Prompt and completion, the stop token left out.
+    token_ids: The tokens that were run and sampled for it.
+  """
+
+  text: str
+  token_ids: Sequence[int]
+
+
+class NextPrompt(NamedTuple):
+  """A prompt that may go on from an earlier one.
+
+  Attributes:
+    prompt_ids: Token ids.
+    text: The same as text, for the next `Started`.
+    is_extension: Whether the earlier tokens stand at its beginning.
+  """
+
+  prompt_ids: list[int]
+  text: str
+  is_extension: bool
+
+
+def encode_next(
+  example: types.Example,
+  tokenizer: transformers.PreTrainedTokenizerBase,
+  *,
+  started: Started | None = None,
+  template: templates.Template = "toolrl",
+  thinking: templates.Thinking = "official",
+  system: str = "",
+) -> NextPrompt:
+  """Encodes the next prompt of a conversation on top of its own tokens.
+
+  Encoding a model's text again may cut it into other tokens than it sampled.
+  Where the prompt begins with the earlier text, those tokens stay and only
+  what follows is encoded; where the template changed the earlier text (thinking
+  that is dropped, a dialogue in one user turn), all of it is.
+
+  Args:
+    example: History to encode; see `encode`.
+    tokenizer: The checkpoint's, with its chat template.
+    started: What was run and sampled before; None is nothing.
+    template: See `data/templates.py`.
+    thinking: See `data/templates.py`.
+    system: Extra system text after the row's own; empty is none.
+
+  Returns:
+    The prompt.
+
+  Raises:
+    templates.RowError: The history cannot be shown under this template.
+    ValueError: The tokenizer has no chat template.
+  """
+  pieces = _pieces(
+    example, tokenizer, template=template, thinking=thinking, system=system
+  )
+  text = "".join(piece for _, piece in pieces)
+  before: list[int] = []
+  if started is not None and text.startswith(started.text):
+    before, pieces = [*started.token_ids], _after(pieces, len(started.text))
+  prompt_ids = before + _encode_pieces(pieces, tokenizer)
+  if not prompt_ids:
+    raise templates.RowError("the chat template gives an empty prompt")
+  return NextPrompt(prompt_ids, text, is_extension=bool(before))
+
+
+def _after(
+  pieces: Sequence[tuple[bool, str]], num_chars: int
+) -> list[tuple[bool, str]]:
+  """Drops so many characters from the front."""
+  rest = []
+  for is_literal, text in pieces:
+    dropped = min(num_chars, len(text))
+    num_chars -= dropped
+    if dropped < len(text):
+      rest.append((is_literal, text[dropped:]))
+  return rest
+
+
+def _encode_pieces(
+  pieces: Sequence[tuple[bool, str]],
+  tokenizer: transformers.PreTrainedTokenizerBase,
+) -> list[int]:
+  """Encodes pieces one after another, literal ones without special tokens."""
+  prompt_ids: list[int] = []
+  for is_literal, text in pieces:
     prompt_ids += tokenizer(
       text, add_special_tokens=False, split_special_tokens=is_literal
     )["input_ids"]
-  if not prompt_ids:
-    raise templates.RowError("the chat template gives an empty prompt")
   return prompt_ids
 
 
@@ -266,77 +353,3 @@ def _with_marks(value: Any, specials: Sequence[str], salt: int) -> Any:
     return item
 
   return mark(value)
-
-
-def default_buckets(max_prompt_tokens: int) -> tuple[int, ...]:
-  """Gives the usual bucket lengths.
-
-  Args:
-    max_prompt_tokens: Longest prompt, at least 1.
-
-  Returns:
-    Powers of two from 128 below the longest prompt, then its own length.
-  """
-  buckets, length = [], _SMALLEST_BUCKET
-  while length < max_prompt_tokens:
-    buckets.append(length)
-    length *= 2
-  return (*buckets, max_prompt_tokens)
-
-
-def bucket_for(length: int, buckets: Sequence[int]) -> int:
-  """Gives the smallest bucket that holds a length.
-
-  Args:
-    length: Tokens.
-    buckets: Bucket lengths in any order.
-
-  Returns:
-    The bucket length.
-
-  Raises:
-    ValueError: No bucket is long enough.
-  """
-  fitting = [bucket for bucket in buckets if bucket >= length]
-  if not fitting:
-    raise ValueError(
-      f"a prompt must fit the longest bucket, {max(buckets, default=0)}, has"
-      f" {length} tokens; add a bucket to config.data.prompt_buckets."
-    )
-  return min(fitting)
-
-
-def batch(
-  prompts: Sequence[Sequence[int]],
-  *,
-  buckets: Sequence[int],
-  num_groups: int,
-) -> types.PromptBatch:
-  """Pads prompts on the right to one bucket and to a fixed number of groups.
-
-  Args:
-    prompts: Token ids of each prompt, none empty; at most `num_groups`.
-    buckets: Bucket lengths; the smallest that holds all prompts is taken.
-    num_groups: Groups of the batch (B); those without a prompt are masked:
-      `is_real` False, one token 0.
-
-  Returns:
-    The batch.
-
-  Raises:
-    ValueError: There are too many prompts, an empty one, or a too long one.
-  """
-  if len(prompts) > num_groups or not all(len(ids) for ids in prompts):
-    raise ValueError(
-      f"a batch takes up to {num_groups} prompts of at least one token, got"
-      f" {len(prompts)}; lower config.sampler.prompts_per_step or encode again."
-    )
-  longest = max((len(ids) for ids in prompts), default=1)
-  num_tokens = bucket_for(longest, buckets)
-  prompt_ids = np.zeros((num_groups, num_tokens), np.int32)
-  prompt_length = np.ones(num_groups, np.int32)
-  for row, ids in enumerate(prompts):
-    prompt_ids[row, : len(ids)] = ids
-    prompt_length[row] = len(ids)
-  is_real = np.arange(num_groups) < len(prompts)
-  return types.PromptBatch(prompt_ids, prompt_length, is_real)

@@ -16,6 +16,10 @@ From `types.Example` to the arguments of a chat template. Three templates:
     native    what the chat template does   all turns          none
     context   after the last user turn      all turns          none
 
+Under native and context an assistant turn with `raw`, its text as a model
+wrote it, shows that text, less the thinking that is not to be seen ("official"
+is then: after the last user turn, as Qwen3's chat template has it).
+
 This module knows neither tokens nor files.
 """
 
@@ -77,7 +81,14 @@ def conversation(
       f"prompt.template must be toolrl, native or context, got {template!r}."
     )
   thoughts: dict[str, str] = {}
-  for turn in turns:
+  last_user = _last_user(turns)
+  for position, turn in enumerate(turns):
+    if "raw" in turn:
+      # Chat templates rewrite calls and thinking; a mark passes them.
+      mark = f"{think_mark}{len(thoughts)}]"
+      thoughts[mark] = _shown_raw(turn["raw"], thinking, position > last_user)
+      messages.append({"role": turn["role"], "content": mark})
+      continue
     message = _native_message(turn, is_think_passed=thinking == "official")
     if thinking == "keep" and turn.get("think"):
       # Chat templates drop old thinking; a mark in the content passes them.
@@ -143,6 +154,21 @@ def _native_message(
   return message
 
 
+def _last_user(turns: Sequence[Mapping[str, Any]]) -> int:
+  """Returns the position of the last user turn, -1 when there is none."""
+  return max(
+    (i for i, turn in enumerate(turns) if turn["role"] == "user"), default=-1
+  )
+
+
+def _shown_raw(text: str, thinking: Thinking, is_current: bool) -> str:
+  """Returns what is shown of an answer: all of it, or what follows thinking."""
+  if thinking == "keep" or (thinking == "official" and is_current):
+    return text
+  _, is_ended, rest = text.rpartition("</think>")
+  return rest.lstrip("\n") if is_ended else text
+
+
 def context_text(
   turns: Sequence[Mapping[str, Any]], *, thinking: Thinking = "official"
 ) -> str:
@@ -155,12 +181,14 @@ def context_text(
   Returns:
     The user message.
   """
-  last_user = max(
-    (i for i, turn in enumerate(turns) if turn["role"] == "user"), default=-1
-  )
+  last_user = _last_user(turns)
   blocks = ["This is the dialogue so far."]
   for position, turn in enumerate(turns):
     lines = [f"[{turn['role']}]"]
+    if "raw" in turn:
+      lines.append(_shown_raw(turn["raw"], thinking, position > last_user))
+      blocks.append("\n".join(lines))
+      continue
     is_think_shown = thinking == "keep" or (
       thinking == "official" and position > last_user
     )

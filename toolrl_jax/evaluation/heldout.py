@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toolrl_jax import scoring, types
-from toolrl_jax.data import prompt as prompt_lib
+from toolrl_jax.data import padding
 from toolrl_jax.parsing import tool_calls
 from toolrl_jax.rollout import collect
 
@@ -117,10 +117,10 @@ def _answer(
   texts = [""] * len(heldout.examples)
   by_bucket: dict[int, list[int]] = {}
   for index, ids in enumerate(heldout.prompt_ids):
-    bucket = prompt_lib.bucket_for(len(ids), heldout.buckets)
+    bucket = padding.bucket_for(len(ids), heldout.buckets)
     by_bucket.setdefault(bucket, []).append(index)
   for bucket, indices in sorted(by_bucket.items()):
-    prompts = prompt_lib.batch(
+    prompts = padding.batch(
       [heldout.prompt_ids[i] for i in indices],
       buckets=[bucket],
       num_groups=len(indices),

@@ -7,12 +7,14 @@ network. Knows nothing of prompts or weights.
 import json
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from toolrl_jax import types
 from toolrl_jax.model import gguf, source
 
 Tokenizer = transformers.PreTrainedTokenizerBase
@@ -60,6 +62,24 @@ def load(path: str | pathlib.Path) -> Tokenizer:
     raise ValueError(
       f"the tokenizer in {found} does not load: {str(error).splitlines()[0]}"
     ) from error
+
+
+def texts(
+  rollouts: types.Rollouts,
+  tokenizer: Tokenizer,
+  stop_ids: Sequence[int],
+) -> list[list[str]]:
+  """Returns the completions as texts, [B][G], without their stop token."""
+  batch, group_size, _ = rollouts.completion_ids.shape
+  stops = set(stop_ids)
+  lengths = rollouts.completion_mask.sum(-1)
+  flat = [
+    [int(token) for token in row[:length] if token not in stops]
+    for group, group_lengths in zip(rollouts.completion_ids, lengths)
+    for row, length in zip(group, group_lengths)
+  ]
+  decoded = tokenizer.batch_decode(flat, skip_special_tokens=False)
+  return [decoded[b * group_size : (b + 1) * group_size] for b in range(batch)]
 
 
 def copy(path: str | pathlib.Path, folder: pathlib.Path) -> None:

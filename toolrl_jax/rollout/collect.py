@@ -44,6 +44,8 @@ class RolloutServer:
     completion_buckets: Sequence[int] = (),
     on_group: Callable[[int, types.Rollouts], None] | None = None,
     reuse_prefixes: bool = False,
+    names: Sequence[str] = (),
+    conversations: Sequence[str] = (),
   ) -> types.Rollouts:
     """Samples `group_size` completions of every prompt.
 
@@ -69,6 +71,11 @@ class RolloutServer:
         store where it holds one, and put prompts and completions into it:
         the next turn of a conversation runs its new tokens only. The bits
         then depend on the rollouts of this kind since the last `sync`.
+      names: A name for each prompt's samples in place of its tokens; none may
+        stand twice. Empty: the tokens name them.
+      conversations: Whose turn each prompt is; with `reuse_prefixes` a prompt
+        sees its own conversation's tokens only, so that the bits depend on
+        nothing else while the store holds all of them. Empty: one for all.
 
     Returns:
       Completions padded to the smallest bucket that holds the longest.
@@ -88,6 +95,8 @@ class RolloutServer:
     buckets = _buckets(completion_buckets, max_tokens)
     by_prompt = _make_groups(
       batch,
+      _labels(names, batch, "names"),
+      _labels(conversations, batch, "conversations"),
       group_size=group_size,
       limit=max_tokens,
       temperature=temperature,
@@ -244,8 +253,22 @@ def _smallest(buckets: Sequence[int], length: int) -> int:
   return next(bucket for bucket in buckets if bucket >= length)
 
 
+def _labels(
+  labels: Sequence[str], batch: types.PromptBatch, what: str
+) -> Sequence[str]:
+  """Returns a label a prompt, "" where none are given."""
+  count = len(batch.prompt_length)
+  if labels and len(labels) != count:
+    raise ValueError(
+      f"{what} must hold one for each of {count} prompts, got {len(labels)}."
+    )
+  return labels or [""] * count
+
+
 def _make_groups(
   batch: types.PromptBatch,
+  names: Sequence[str],
+  conversations: Sequence[str],
   *,
   group_size: int,
   limit: int,
@@ -256,13 +279,15 @@ def _make_groups(
   """Makes each prompt's groups: one, or one a sample when not shared."""
   seen: dict[bytes, int] = {}
   by_prompt: list[list[Group]] = []
-  for prompt_ids, length, is_real in zip(*batch):
+  for prompt_ids, length, is_real, name, conversation in zip(
+    *batch, names, conversations, strict=True
+  ):
     if not is_real:
       by_prompt.append([])
       continue
-    name = prompt_ids[:length].tobytes()
-    first = seen.get(name, 0)
-    seen[name] = first + group_size
+    content = name.encode() or prompt_ids[:length].tobytes()
+    first = seen.get(content, 0)
+    seen[content] = first + group_size
     indices = range(first, first + group_size)
     by_prompt.append(
       [
@@ -273,6 +298,8 @@ def _make_groups(
           sample_indices=members,
           limit=limit,
           temperature=temperature,
+          name=name,
+          conversation=conversation,
         )
         for members in ([indices] if is_shared else [[i] for i in indices])
       ]

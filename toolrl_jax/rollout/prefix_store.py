@@ -23,12 +23,15 @@ class Stored(NamedTuple):
     k: Keys of all layers, [L, n, N, H].
     v: Values of all layers.
     num_tokens: How many of the tokens are meant.
+    conversation: Whose tokens they are; another conversation does not see
+      them. "" is everybody's.
   """
 
   token_ids: Int[np.ndarray, " n"]
   k: Float[np.ndarray, "L n N H"]
   v: Float[np.ndarray, "L n N H"]
   num_tokens: int
+  conversation: str = ""
 
 
 class PrefixStore:
@@ -50,7 +53,9 @@ class PrefixStore:
     """Forgets everything."""
     self._entries, self.num_tokens = [], 0
 
-  def find(self, prompt_ids: Int[np.ndarray, " n"]) -> Stored | None:
+  def find(
+    self, prompt_ids: Int[np.ndarray, " n"], conversation: str = ""
+  ) -> Stored | None:
     """Returns the entry that shares the longest beginning with a prompt.
 
     The last token of a prompt is never taken from the store: it has to run,
@@ -58,12 +63,15 @@ class PrefixStore:
 
     Args:
       prompt_ids: Real tokens of the prompt.
+      conversation: Only its own entries are looked at.
 
     Returns:
       The entry with the number of shared tokens, or None when none is shared.
     """
     longest, found = 0, -1
     for index, entry in enumerate(self._entries):
+      if entry.conversation != conversation:
+        continue
       shared = _num_shared(entry.token_ids, prompt_ids[:-1])
       # Of equals the one used last.
       if shared and shared >= longest:
@@ -79,6 +87,7 @@ class PrefixStore:
     token_ids: Int[np.ndarray, " n"],
     k: Float[np.ndarray, "L n N H"],
     v: Float[np.ndarray, "L n N H"],
+    conversation: str = "",
   ) -> None:
     """Keeps a conversation; what it continues is replaced by it.
 
@@ -86,15 +95,17 @@ class PrefixStore:
       token_ids: Its tokens.
       k: Their keys of all layers.
       v: Their values.
+      conversation: Whose they are.
     """
     count = len(token_ids)
     if count > self.budget_tokens:
       return
-    new = Stored(token_ids, k, v, count)
+    new = Stored(token_ids, k, v, count, conversation)
     kept = [
       entry
       for entry in self._entries
-      if _num_shared(entry.token_ids, token_ids) < entry.num_tokens
+      if entry.conversation != conversation
+      or _num_shared(entry.token_ids, token_ids) < entry.num_tokens
     ]
     self._entries = [*kept, new]
     self.num_tokens = sum(entry.num_tokens for entry in self._entries)
@@ -104,7 +115,9 @@ class PrefixStore:
   def plan(self, groups: Sequence[Group]) -> None:
     """Gives each group the stored beginning of its prompt, if it pays."""
     for group in groups:
-      stored = self.find(group.prompt_ids[: group.prompt_length])
+      stored = self.find(
+        group.prompt_ids[: group.prompt_length], group.conversation
+      )
       if stored is None:
         continue
       num_new = group.prompt_length - stored.num_tokens
@@ -118,7 +131,7 @@ class PrefixStore:
       for request in group.requests:
         if request.kept is not None:
           ids = np.concatenate([prompt_ids, request.columns()[0]])
-          self.add(ids, *request.kept)
+          self.add(ids, *request.kept, group.conversation)
 
 
 def _num_shared(left: np.ndarray, right: np.ndarray) -> int:

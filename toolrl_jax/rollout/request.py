@@ -107,6 +107,7 @@ class Group:
   Attributes:
     prompt_ids: Prompt padded to its bucket, int32 [P].
     prompt_length: Real tokens of it.
+    conversation: Whose turn it is, or "".
     requests: One a sample.
     mates: Groups whose prompts run in the same call, itself among them.
     stored: What a prefix store holds of the prompt, or None.
@@ -128,15 +129,21 @@ class Group:
     sample_indices: Sequence[int],
     limit: int,
     temperature: float,
+    name: str = "",
+    conversation: str = "",
   ):
     self.prompt_ids = np.asarray(prompt_ids, np.int32)
     self.prompt_length = prompt_length
+    self.conversation = conversation
+    named = self.prompt_ids[:prompt_length]
+    if name:
+      # Stands for the tokens; the prompt has no part in the samples' names.
+      digest = hashlib.blake2b(name.encode(), digest_size=32).digest()
+      named = np.frombuffer(digest, np.int32)
     self.requests = [
       Request(
         self,
-        words=key_words(
-          self.prompt_ids[:prompt_length], step=step, sample_index=index
-        ),
+        words=key_words(named, step=step, sample_index=index),
         limit=limit,
         temperature=temperature,
       )

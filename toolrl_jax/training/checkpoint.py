@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers as policies
 
+from toolrl_jax.model import fingerprint
 from toolrl_jax.training.state import TrainState
 
 _ARRAY = "__array__"
@@ -235,10 +235,6 @@ class RunCheckpoints:
 def digest(state: TrainState, host: Any) -> str:
   """Returns a short text that tells a state from a damaged one.
 
-  Each leaf gives sum_i w_i bits(x_i) mod 2^32 with odd weights w_i that depend
-  on the place i: exact in any order, so no mesh or host count changes it, and
-  any one changed element shows.
-
   Args:
     state: State of any placement.
     host: JSON values that belong to it.
@@ -246,30 +242,8 @@ def digest(state: TrainState, host: Any) -> str:
   Returns:
     Hexadecimal digits.
   """
-  words = [int(word) for word in jax.tree.leaves(_leaf_words(state))]
-  text = json.dumps([words, host], sort_keys=True)
+  text = json.dumps([fingerprint.words(state), host], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
-
-
-@jax.jit
-def _leaf_words(tree: Any) -> Any:
-  return jax.tree.map(_leaf_word, tree)
-
-
-def _leaf_word(x: Any) -> Any:
-  """Sums the bits of one leaf under odd weights, uint32 scalar."""
-  if jnp.issubdtype(x.dtype, jnp.bool_):
-    x = x.astype(jnp.uint8)
-  width = min(x.dtype.itemsize, 4) * 8
-  # A dtype of 64 bits gains a last axis of two words.
-  bits = jax.lax.bitcast_convert_type(x, f"uint{width}").astype(jnp.uint32)
-  place = jnp.zeros((), jnp.uint32)
-  for axis in range(bits.ndim):
-    # Multiplying mixes, so that two places rarely share a weight.
-    place = (place ^ jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)) * (
-      jnp.uint32(0x9E3779B1)
-    )
-  return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
 
 
 def _metric(metrics: Mapping[str, float]) -> float:

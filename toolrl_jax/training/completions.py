@@ -1,6 +1,6 @@
 """From a step's completions to what selection, logs and samples take.
 
-Texts of the rollouts, rewards padded to the masked groups, and a few rollouts
+Groups read and scored, rewards padded to the masked groups, and a few rollouts
 written out. It does not know how rewards or updates are computed.
 """
 
@@ -14,26 +14,9 @@ import transformers
 
 from toolrl_jax import scoring, types
 from toolrl_jax.kernels import loss as loss_kernel
+from toolrl_jax.model import tokenizer as tokenizer_lib
 from toolrl_jax.parsing import tool_calls
 from toolrl_jax.training import batches, groups, update
-
-
-def texts(
-  rollouts: types.Rollouts,
-  tokenizer: transformers.PreTrainedTokenizerBase,
-  stop_ids: Sequence[int],
-) -> list[list[str]]:
-  """Returns the completions as texts, [B][G], without their stop token."""
-  batch, group_size, _ = rollouts.completion_ids.shape
-  stops = set(stop_ids)
-  lengths = rollouts.completion_mask.sum(-1)
-  flat = [
-    [int(token) for token in row[:length] if token not in stops]
-    for group, group_lengths in zip(rollouts.completion_ids, lengths)
-    for row, length in zip(group, group_lengths)
-  ]
-  decoded = tokenizer.batch_decode(flat, skip_special_tokens=False)
-  return [decoded[b * group_size : (b + 1) * group_size] for b in range(batch)]
 
 
 class GroupReader:
@@ -61,7 +44,9 @@ class GroupReader:
 
   def __call__(self, index: int, rows: types.Rollouts) -> None:
     """Takes the completions of one example, [1, G, t]."""
-    (texts_of_group,) = texts(rows, self._tokenizer, self._stop_ids)
+    (texts_of_group,) = tokenizer_lib.texts(
+      rows, self._tokenizer, self._stop_ids
+    )
     self._texts[index] = texts_of_group
     self._groups[index] = scoring.read_group(
       texts_of_group,

@@ -38,6 +38,9 @@ class Metric(NamedTuple):
   meaning: str
 
 
+# What follows is the benchmark's name and its own name of the metric.
+BENCHMARK_STAGE = "benchmark/"
+
 METRICS: dict[str, Metric] = {
   "reward/total": Metric("reward", "mean reward of the step's rollouts"),
   "reward/total_std": Metric("reward", "standard deviation of the rewards"),
@@ -46,6 +49,7 @@ METRICS: dict[str, Metric] = {
   "reward/length": Metric("reward", "mean of the length part"),
   "reward/success_frac": Metric("1", "rollouts that are right"),
   "reward/secs": Metric("s", "parsing, scoring, selection and advantage"),
+  "reward/cpu_secs": Metric("s", "the same, in processor seconds"),
   "filter/skipped_prompts": Metric("prompts", "left out by the streak filter"),
   "filter/zero_variance_frac": Metric("1", "groups with equal rewards"),
   "filter/all_right_frac": Metric("1", "groups with every rollout right"),
@@ -54,6 +58,7 @@ METRICS: dict[str, Metric] = {
   "filter/stay_2_frac": Metric("1", "solved again after two solved visits"),
   "sampler/epoch": Metric("epochs", "passes over the rows begun before"),
   "rollout/secs": Metric("s", "prefill and decode"),
+  "rollout/cpu_secs": Metric("s", "the same, in processor seconds"),
   "rollout/tokens": Metric("tokens", "generated in the step"),
   "rollout/tokens_per_sec": Metric("tokens/s", "generated a second"),
   "rollout/length_tokens": Metric("tokens", "mean completion"),
@@ -66,6 +71,7 @@ METRICS: dict[str, Metric] = {
   "rollout/logprob_gap_max": Metric("nats", "largest |update - sampler|"),
   "rollout/logprob_gap_mean": Metric("nats", "mean |update - sampler|"),
   "update/secs": Metric("s", "forward, backward, optimizer"),
+  "update/cpu_secs": Metric("s", "the same, in processor seconds"),
   "update/tokens": Metric(
     "tokens", "real tokens computed, of groups with contrast"
   ),
@@ -81,8 +87,10 @@ METRICS: dict[str, Metric] = {
   "update/ratio_mean": Metric("1", "mean importance ratio"),
   "update/importance_mean": Metric("1", "mean rollout/trainer weight"),
   "sync/secs": Metric("s", "handing the new policy to the engine"),
+  "sync/cpu_secs": Metric("s", "the same, in processor seconds"),
   "heldout/secs": Metric("s", "answering the held-out rows"),
   "step/secs": Metric("s", "the whole step"),
+  "step/cpu_secs": Metric("s", "the same, in processor seconds"),
   "step/compilations": Metric("programs", "compiled during the step"),
   "heldout/exact_sampled_frac": Metric("1", "rows answered right, sampled"),
   "heldout/format_frac": Metric("1", "rows with the right format, sampled"),
@@ -106,7 +114,12 @@ def check_names(names: Sequence[str]) -> None:
   Raises:
     ValueError: When one is not in METRICS.
   """
-  unknown = sorted(set(names) - METRICS.keys())
+  unknown = sorted(
+    name
+    for name in set(names) - METRICS.keys()
+    # The metrics of a benchmark are the benchmark's own.
+    if not name.startswith(BENCHMARK_STAGE)
+  )
   if unknown:
     raise ValueError(
       f"a metric must be declared in training.metrics.METRICS, got "

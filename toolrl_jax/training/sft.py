@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from toolrl_jax.data import prompt as prompt_lib
+from toolrl_jax.data import padding
 from toolrl_jax.types import PromptBatch, UpdateBatch
 
 
@@ -35,7 +35,7 @@ def assemble(
     ValueError: When a target is longer than the last bucket.
   """
   num_groups = len(prompts.prompt_length)
-  padded = prompt_lib.batch(target_ids, buckets=buckets, num_groups=num_groups)
+  padded = padding.batch(target_ids, buckets=buckets, num_groups=num_groups)
   size = padded.prompt_ids.shape[1]
   is_token = np.arange(size) < padded.prompt_length[:, None]
   is_token &= padded.is_real[:, None]

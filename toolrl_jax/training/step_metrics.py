@@ -17,15 +17,17 @@ from toolrl_jax.training import groups, metrics
 
 
 class Clock:
-  """Seconds of the stages of one step by wall clock, and its compilations.
+  """Seconds of the stages of one step, and its compilations.
 
-  A profiler trace shows each stage as a region of its name.
+  By wall clock (`secs`), and of all processors that worked for this process
+  (`cpu_secs`): on one core with other programs beside, the second is what the
+  stage costs. A profiler trace shows each stage as a region of its name.
   """
 
   def __init__(self, compilations: metrics.CompilationCounter):
     compilations.take()
     self._compilations = compilations
-    self._start = self._since = time.perf_counter()
+    self._start = self._since = _clocks()
     self._secs: dict[str, float] = {}
     self._stage = ""
     self._region: jax.profiler.TraceAnnotation | None = None
@@ -33,7 +35,7 @@ class Clock:
   def begin(self, stage: str) -> None:
     """Ends the stage before and begins another."""
     self.end()
-    self._stage, self._since = stage, time.perf_counter()
+    self._stage, self._since = stage, _clocks()
     self._region = jax.profiler.TraceAnnotation(stage)
     self._region.__enter__()
 
@@ -43,17 +45,26 @@ class Clock:
       return
     self._region.__exit__(None, None, None)
     self._region = None
-    secs = time.perf_counter() - self._since
-    self._secs[f"{self._stage}/secs"] = secs
+    self._secs |= _since(self._since, self._stage)
 
   def metrics(self) -> dict[str, float]:
     """Ends the stage; returns seconds of each and of all, and compilations."""
     self.end()
     return {
       **self._secs,
-      "step/secs": time.perf_counter() - self._start,
+      **_since(self._start, "step"),
       "step/compilations": float(self._compilations.take()),
     }
+
+
+def _clocks() -> tuple[float, float]:
+  return time.perf_counter(), time.process_time()
+
+
+def _since(start: tuple[float, float], stage: str) -> dict[str, float]:
+  """Returns the seconds of a stage by both clocks."""
+  secs, cpu_secs = (now - then for now, then in zip(_clocks(), start))
+  return {f"{stage}/secs": secs, f"{stage}/cpu_secs": cpu_secs}
 
 
 def rollout_metrics(

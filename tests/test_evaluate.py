@@ -1,0 +1,170 @@
+"""The command toolrl-evaluate on the bundled model, from end to end."""
+
+import json
+
+import pytest
+
+from toolrl_jax import evaluate
+
+_CONFIG = "configs/evaluate_tiny.py"
+
+
+@pytest.fixture(scope="module")
+def arguments(root_dir):
+  """Makes a command line on few rows and short answers."""
+
+  def make(workdir, config=_CONFIG, **fields):
+    fields = {
+      "data.eval_path": "synthetic:12",
+      "benchmark.seeds": "(0, 1)",
+      "rollout.slots": "8",
+      "rollout.server": "inline",
+      "mesh.cpu_devices": "0",
+      **fields,
+    }
+    return [
+      "toolrl-evaluate",
+      f"--config={root_dir / config}",
+      f"--workdir={workdir}",
+      *(f"--config.{name}={value}" for name, value in fields.items()),
+    ]
+
+  return make
+
+
+@pytest.fixture(scope="module")
+def scored(arguments, tmp_path_factory):
+  """A run that came to its end."""
+  workdir = tmp_path_factory.mktemp("scores")
+  evaluate.run(arguments(workdir))
+  return workdir
+
+
+def _scores(workdir):
+  return json.loads((workdir / "scores.json").read_text())
+
+
+def _fails(argv, capsys, status=2):
+  with pytest.raises(SystemExit) as caught:
+    evaluate.run(argv)
+  assert caught.value.code == status
+  (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+  return line
+
+
+def test_a_score_file_carries_what_it_depends_on(scored):
+  scores = _scores(scored)
+  assert scores["protocol"]["template"] == "native"
+  assert len(scores["protocol"]["hash"]) == len(scores["weights"]) == 16
+  assert scores["seeds"] == [0, 1]
+  assert {"jax", "toolrl-jax", "python", "platform"} <= set(scores["versions"])
+  (name,) = scores["benchmarks"]
+  one = scores["benchmarks"][name]
+  assert one["headline"] == "exact" and "rows" in one["provenance"]
+  for seed in ("0", "1"):
+    part = one["by_seed"][seed]
+    assert len(part["verdicts"]) == 12 == sum(part["counts"].values())
+    usage = part["usage"]
+    assert usage["items"] == usage["answers"] == 12 and usage["failed"] == 0
+    assert usage["tokens"] > 12 and usage["secs"] > 0
+    exact = sum(part["verdicts"].values()) / 12
+    assert part["table"]["exact"] == pytest.approx(exact)
+  mean = one["summary"]["exact"]["mean"]
+  both = [one["by_seed"][seed]["table"]["exact"] for seed in ("0", "1")]
+  assert mean == pytest.approx(sum(both) / 2)
+
+
+def test_what_was_lost_is_answered_again_alike(scored, arguments):
+  before = _scores(scored)
+  path = scored / "answers" / "rows-seed1.jsonl"
+  whole = path.read_bytes()
+  # Killed inside the sixth line.
+  lines = whole.split(b"\n")
+  path.write_bytes(b"\n".join(lines[:5]) + b"\n" + lines[5][:20])
+  evaluate.run(arguments(scored))
+  after = _scores(scored)
+  assert len(path.read_bytes().splitlines()) == 13
+  seeds = [one["benchmarks"]["rows"]["by_seed"]["1"] for one in (before, after)]
+  for one in seeds:
+    one["usage"].pop("secs")
+  assert seeds[0] == seeds[1]
+
+
+def test_another_protocol_in_the_same_folder_is_refused(
+  scored, arguments, capsys
+):
+  before = (scored / "answers" / "rows-seed0.jsonl").read_bytes()
+  changed = {"rollout.temperature": "0.5"}
+  line = _fails(arguments(scored, **changed), capsys)
+  assert "temperature (1.0, now 0.5)" in line and "--workdir" in line
+  assert (scored / "answers" / "rows-seed0.jsonl").read_bytes() == before
+
+
+def test_show_prints_the_file(scored, tmp_path, capsys):
+  evaluate.run(["toolrl-evaluate", f"--show={scored}"])
+  text = capsys.readouterr().out
+  scores = _scores(scored)
+  for part in (scores["weights"], scores["protocol"]["hash"], "exact", "±"):
+    assert part in text
+  line = _fails(["toolrl-evaluate", f"--show={tmp_path}"], capsys)
+  assert line.startswith("toolrl-evaluate: --show:")
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"benchmark.names": "()"}, "config.benchmark.names is empty"),
+    ({"benchmark.names": "('bfc',)"}, "must be some of rows, bfcl"),
+    ({"benchmark.seeds": "(1, 1)"}, "must hold nothing twice"),
+    ({"benchmark.seeds": "(-1,)"}, "whole numbers of at least 0"),
+    ({"benchmark.system": "/no/such.txt"}, 'config.benchmark.system must be "d'),
+    ({"data.eval_path": ""}, "needs config.data.eval_path"),
+    ({"data.max_prompt_tokens": "4000",
+      "data.prompt_buckets": "(4000,)"}, "must fit the checkpoint's 2048"),
+    ({"model.path": "/no/where"}, "/no/where"),
+  ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(arguments, tmp_path, capsys, fields, message):
+  line = _fails(arguments(tmp_path / "w", **fields), capsys)
+  assert line.startswith("toolrl-evaluate: ") and message in line
+  assert not list(tmp_path.glob("w/answers/*"))
+
+
+def test_a_study_scores_each_cell_once_and_compares(
+  arguments, tmp_path, capsys
+):
+  argv = arguments(
+    tmp_path,
+    "configs/sensitivity.py",
+    **{
+      "data.eval_path": "synthetic:8",
+      "data.max_prompt_tokens": "640",
+      "data.prompt_buckets": "(640,)",
+      "rollout.max_completion_tokens": "8",
+      "rollout.completion_buckets": "(8,)",
+      "sensitivity.templates": "('native', 'context')",
+      "sensitivity.thinking": "('official',)",
+      "sensitivity.systems": "()",
+      "sensitivity.base": "bundled:tiny",
+    },
+  )
+  evaluate.run(argv)
+  report = json.loads((tmp_path / "study.json").read_text())
+  part = report["benchmarks"]["rows"]
+  assert [cell["template"] for cell in part["cells"]] == ["native", "context"]
+  assert set(part["axes"]) == {"template"}
+  # The same weights on both sides.
+  assert [row["difference"] for row in part["gains"]] == [0.0, 0.0]
+  text = (tmp_path / "study.md").read_text()
+  assert "The gain survives 0 of 2 cells" in text
+  assert "The largest difference by template is" in text
+  chart = (tmp_path / "study_rows.svg").read_text()
+  assert "template: context" in chart
+  files = sorted(tmp_path.glob("*cells/*/scores.json"))
+  assert len(files) == 4
+  # Nothing is run again, and the same bytes come out.
+  times = [file.stat().st_mtime_ns for file in files]
+  evaluate.run(argv)
+  assert [file.stat().st_mtime_ns for file in files] == times
+  assert (tmp_path / "study_rows.svg").read_text() == chart
+  assert (tmp_path / "study.md").read_text() == text

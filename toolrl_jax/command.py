@@ -1,0 +1,73 @@
+"""One way in for the commands that run long: logging, and how they end.
+
+A user's mistake ends with one line and status 2, a run that cannot go on with
+one line and status 1, an interrupt with status 130. Knows nothing of what the
+commands do.
+"""
+
+import logging as python_logging
+import sys
+from collections.abc import Callable
+
+from absl import flags, logging
+
+from toolrl_jax import configuration
+from toolrl_jax.rollout import collect
+
+
+class StoppedRunError(RuntimeError):
+  """The run cannot go on; the text is one line for the user."""
+
+
+def run(name: str, work: Callable[[], object]) -> None:
+  """Runs the work of a command and exits with its status.
+
+  Args:
+    name: The command, for its messages.
+    work: What it does; the same command again goes on where it stopped.
+  """
+  _prepare_logging()
+  try:
+    work()
+  except configuration.UsageError as error:
+    sys.exit(_fail(name, 2, error))
+  except (StoppedRunError, collect.RolloutError) as error:
+    logging.debug("stopped", exc_info=True)
+    sys.exit(_fail(name, 1, error))
+  except OSError as error:
+    # A full disk, a folder that went away.
+    logging.debug("stopped", exc_info=True)
+    sys.exit(_fail(name, 1, f"{error}; then the same command resumes the run"))
+  except KeyboardInterrupt:
+    sys.exit(_fail(name, 130, "interrupted; the same command resumes the run"))
+
+
+def _prepare_logging() -> None:
+  """Shows the run's own messages, one line each, on standard error."""
+  # The run reads its flags itself; absl would say that it logs too early.
+  flags.FLAGS.mark_as_parsed()
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  handler = logging.get_absl_handler()
+  handler.setFormatter(
+    python_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+  )
+  handler.addFilter(_is_ours_or_warning)
+
+
+def _is_ours_or_warning(record: python_logging.LogRecord) -> bool:
+  """Leaves out what JAX looks for at its start, and Orbax at every save."""
+  is_orbax = "orbax" in record.pathname
+  if is_orbax:
+    # What it reports with a traceback is raised as well, and ends the run.
+    record.exc_info = None
+    record.msg, record.args = record.getMessage().partition("\n")[0], ()
+    if "tracked_metric" in record.msg:
+      return False  # A step without held-out scores is no mistake.
+  is_loud = record.name.startswith("jax") or is_orbax
+  return record.levelno >= python_logging.WARNING or not is_loud
+
+
+def _fail(name: str, status: int, what: object) -> int:
+  sys.stderr.write(f"{name}: {what}\n")
+  return status

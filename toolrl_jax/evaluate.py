@@ -1,0 +1,81 @@
+"""Scores a model on benchmarks, under a protocol that its scores carry.
+
+    toolrl-evaluate --config=configs/evaluate_tiny.py --workdir=/tmp/scores
+    toolrl-evaluate --show=/tmp/scores
+
+From a checkpoint to `scores.json`: each benchmark is answered under each seed,
+conversation by conversation, and scored by its own rules. Ended conversations
+are on disk, so the same command goes on where it was stopped. With axes in
+config.sensitivity the same is done for each way of asking, and compared.
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import ml_collections
+
+from toolrl_jax import command, configuration, parts, study, suite
+from toolrl_jax.evaluation import records, score_table
+
+USAGE = """\
+toolrl-evaluate: scores a model on tool-calling benchmarks.
+
+  toolrl-evaluate --config=FILE --workdir=DIR [--config.section.field=VALUE ...]
+  toolrl-evaluate --show=DIR
+
+  --config    a recipe, for example configs/evaluate_tiny.py
+  --workdir   where the run writes: config.json, answers/, scores.json; with
+              axes in config.sensitivity also cells/, study.json, study.md
+  --show      prints the score file of a run
+  What is scored, and how the model is asked, stands in the sections benchmark,
+  prompt, rollout and sensitivity of configs/common.py. The same command again
+  goes on where a run was stopped."""
+
+
+def run(argv: list[str] | None = None) -> None:
+  """Runs the command; a user's mistake ends with one line and status 2."""
+  arguments = sys.argv if argv is None else argv
+  command.run("toolrl-evaluate", lambda: _run(arguments))
+
+
+def _run(argv: Sequence[str]) -> None:
+  shown = [a for a in argv[1:] if a.lstrip("-").startswith("show=")]
+  if shown:
+    try:
+      scores = records.read_scores(pathlib.Path(shown[0].partition("=")[2]))
+    except ValueError as error:
+      raise configuration.UsageError(f"--show: {error}") from error
+    text = score_table.describe(scores)
+  else:
+    text = main(*configuration.load(argv, USAGE, is_training=False))
+  sys.stdout.write(f"{text}\n")
+
+
+def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:
+  """Answers and scores every benchmark under every seed.
+
+  Args:
+    config: A checked configuration.
+    workdir: Absolute folder of the run; made when missing.
+
+  Returns:
+    What was found, as text.
+
+  Raises:
+    UsageError: Something the user can mend is wrong.
+    RolloutError: The engine failed; ended conversations are on disk.
+  """
+  parts.prepare_devices(config)
+  parts.prepare_workdir(workdir)
+  with parts.sole_writer(workdir):
+    if study.is_asked(config):
+      return study.run(config, workdir)
+    with suite.serve(config) as served:
+      parts.write_config(config, workdir)
+      scores = suite.run(config, served, workdir)
+  return score_table.describe(scores)
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,163 @@
+"""What an evaluation leaves on disk, and how it goes on after a stop.
+
+In the folder of a run, for each benchmark and seed: `answers/NAME-seedK.jsonl`,
+whose first line says under which protocol, weights and items it was made and
+whose others are ended conversations, written as they end; and `scores.json`
+for the whole run. A file of another protocol, other weights or other items is
+refused, so that no score mixes two. Knows neither models nor benchmarks.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from toolrl_jax.evaluation import respond
+
+
+class Header(NamedTuple):
+  """What all lines of a file of answers have in common.
+
+  Attributes:
+    benchmark: Name of the benchmark.
+    seed: Seed of the samples.
+    protocol: `Protocol.record()`.
+    weights: Hash of the weights.
+    items: Hash of the benchmark's provenance.
+  """
+
+  benchmark: str
+  seed: int
+  protocol: Mapping[str, Any]
+  weights: str
+  items: str
+
+
+class AnswerFile:
+  """Ended conversations of one benchmark under one seed."""
+
+  def __init__(self, path: pathlib.Path, header: Header):
+    """Opens the file, a new one or one that was broken off.
+
+    Args:
+      path: The file; its folder is made.
+      header: What it must be.
+
+    Raises:
+      ValueError: It is there and holds something else.
+    """
+    self.path, self._header = path, header
+    path.parent.mkdir(parents=True, exist_ok=True)
+    self.ended: dict[str, respond.Ended] = self._read()
+    self._file = path.open("a", encoding="utf-8")
+    if path.stat().st_size == 0:
+      self._append([header._asdict()])
+
+  def __enter__(self) -> "AnswerFile":
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self._file.close()
+
+  def write(self, ended: Sequence[respond.Ended]) -> None:
+    """Appends conversations; they are on disk when this returns."""
+    self.ended |= {one.id: one for one in ended}
+    self._append([one._asdict() for one in ended])
+
+  def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    self._file.writelines(json.dumps(line) + "\n" for line in lines)
+    self._file.flush()
+    os.fsync(self._file.fileno())
+
+  def _read(self) -> dict[str, respond.Ended]:
+    if not self.path.exists():
+      return {}
+    content = self.path.read_bytes()
+    whole, _, torn = content.rpartition(b"\n")
+    if torn:
+      # The process ended inside a line: that conversation is run again.
+      with self.path.open("r+b") as file:
+        file.truncate(len(content) - len(torn))
+    lines = whole.split(b"\n") if whole else []
+    if not lines:
+      return {}
+    try:
+      header = json.loads(lines[0])
+      ended = [respond.Ended(**json.loads(line)) for line in lines[1:]]
+    except (ValueError, TypeError) as error:
+      raise ValueError(
+        f"{self.path} is not a file of answers ({_one_line(error)}); move it "
+        "away or choose another --workdir."
+      ) from error
+    self._check(header)
+    return {one.id: one for one in ended}
+
+  def _check(self, found: Any) -> None:
+    wanted = json.loads(json.dumps(self._header._asdict()))
+    if found == wanted:
+      return
+    found = found if isinstance(found, dict) else {}
+    names = [name for name in wanted if found.get(name) != wanted[name]]
+    what = ", ".join(_differences(found, wanted, names))
+    raise ValueError(
+      f"{self.path} was made under another {what}; choose another --workdir, "
+      "or set the fields back."
+    )
+
+
+def _differences(found: Any, wanted: Any, names: list[str]) -> list[str]:
+  """Names what differs, a protocol by its switches."""
+  differences = []
+  for name in names:
+    old, new = found.get(name), wanted[name]
+    if isinstance(old, dict) and isinstance(new, dict):
+      differences += [
+        f"{key} ({_short(old.get(key))}, now {_short(new.get(key))})"
+        for key in new
+        if old.get(key) != new.get(key) and "hash" not in key
+      ]
+    else:
+      differences.append(f"{name} ({_short(old)}, now {_short(new)})")
+  return differences
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 40 else text[:37] + "..."
+
+
+def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
+  """Writes a score file, whole or not at all."""
+  partial = path.with_suffix(".partial")
+  partial.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
+  partial.replace(path)
+
+
+def read_scores(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a score file.
+
+  Args:
+    path: The file, or the folder of the run that wrote it.
+
+  Returns:
+    What `write_scores` was given.
+
+  Raises:
+    ValueError: There is none, or it is damaged.
+  """
+  path = path / "scores.json" if path.is_dir() else path
+  try:
+    scores = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(scores.get("benchmarks"), dict):
+      raise ValueError("it has no benchmarks")
+    return scores
+  except (OSError, ValueError, AttributeError) as error:
+    raise ValueError(
+      f"{path} is no score file ({_one_line(error)}); name the --workdir of "
+      "toolrl-evaluate."
+    ) from error
+
+
+def _one_line(error: BaseException) -> str:
+  return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,244 @@
+"""The grid of ways of asking: each cell scored, all compared.
+
+    toolrl-evaluate --config=configs/sensitivity.py --workdir=/tmp/study
+
+Runs every combination of the axes in config.sensitivity, for one checkpoint or
+two, each cell in a folder of its own; a cell that has its scores is not run
+again. Then writes study.json, study.md and a chart for each benchmark.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+from absl import logging
+
+from toolrl_jax import configuration, parts, suite
+from toolrl_jax.evaluation import drift_chart, records, sensitivity
+
+# Folder of the cells of each checkpoint.
+_TRAINED, _BASE = "cells", "base_cells"
+
+
+def is_asked(config: ml_collections.ConfigDict) -> bool:
+  """Whether the configuration has a grid."""
+  section = config.sensitivity
+  return any((section.templates, section.thinking, section.systems))
+
+
+def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:
+  """Scores every cell that is left, and compares them.
+
+  Args:
+    config: A checked configuration with axes.
+    workdir: Absolute folder of the run.
+
+  Returns:
+    The report, as Markdown.
+
+  Raises:
+    UsageError: Something the user can mend is wrong.
+    RolloutError: The engine failed; what had ended is on disk.
+  """
+  parts.write_config(config, workdir)
+  cells = _cells(config)
+  trained = _score_cells(config, cells, workdir / _TRAINED)
+  base = None
+  if config.sensitivity.base:
+    changed = config.copy_and_resolve_references()
+    changed.model.path = config.sensitivity.base
+    base = _score_cells(changed, cells, workdir / _BASE)
+  try:
+    report = _compare(cells, trained, base)
+  except ValueError as error:
+    raise configuration.UsageError(str(error)) from error
+  (workdir / "study.json").write_text(json.dumps(report, indent=2) + "\n")
+  text = _as_markdown(report)
+  (workdir / "study.md").write_text(text + "\n")
+  for name, part in report["benchmarks"].items():
+    drift_chart.write(workdir / f"study_{name}.svg", name, part["axes"])
+  return text
+
+
+def _cells(config: ml_collections.ConfigDict) -> list[sensitivity.Cell]:
+  section = config.sensitivity
+  return sensitivity.grid(
+    section.templates or (config.prompt.template,),
+    section.thinking or (config.prompt.thinking,),
+    section.systems or (config.benchmark.system,),
+  )
+
+
+def _cell_config(
+  config: ml_collections.ConfigDict, cell: sensitivity.Cell
+) -> ml_collections.ConfigDict:
+  """Returns the configuration of one cell."""
+  changed = config.copy_and_resolve_references()
+  changed.prompt.template = cell.template
+  changed.prompt.thinking = cell.thinking
+  changed.benchmark.system = cell.system
+  if cell.template == "toolrl":
+    # Its system text asks for this layout.
+    changed.prompt.completion = "toolrl"
+  return changed
+
+
+def _score_cells(
+  config: ml_collections.ConfigDict,
+  cells: Sequence[sensitivity.Cell],
+  folder: pathlib.Path,
+) -> list[dict[str, Any]]:
+  """Returns the score file of each cell."""
+  scores = []
+  with suite.serve(config) as served:
+    for number, cell in enumerate(cells, start=1):
+      changed = _cell_config(config, cell)
+      path = folder / suite.asked_protocol(changed).hash
+      logging.info("cell %d of %d: %s", number, len(cells), cell.label)
+      found = _finished(changed, served, path)
+      scores.append(found or suite.run(changed, served, path))
+  return scores
+
+
+def _finished(
+  config: ml_collections.ConfigDict, served: suite.Served, path: pathlib.Path
+) -> dict[str, Any] | None:
+  """Returns the scores of a cell that was run to its end with this model."""
+  if not (path / "scores.json").is_file():
+    return None
+  try:
+    scores = records.read_scores(path)
+  except ValueError as error:
+    logging.warning("the cell is run again: %s", error)
+    return None
+  is_same = (
+    scores["weights"] == served.weights
+    and scores["seeds"] == list(config.benchmark.seeds)
+    and list(scores["benchmarks"]) == list(config.benchmark.names)
+    and scores.get("asked") == suite.asked_items(config)
+  )
+  return scores if is_same else None
+
+
+def _verdicts(
+  cell: sensitivity.Cell, scores: Mapping[str, Any], name: str
+) -> sensitivity.CellScores:
+  by_seed = scores["benchmarks"][name]["by_seed"]
+  return sensitivity.CellScores(
+    cell,
+    scores["protocol"]["hash"],
+    {seed: one["verdicts"] for seed, one in by_seed.items()},
+  )
+
+
+def _compare(
+  cells: Sequence[sensitivity.Cell],
+  trained: Sequence[Mapping[str, Any]],
+  base: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, Any]:
+  """Returns drifts by axis, and gains by cell, of each benchmark."""
+  report: dict[str, Any] = {
+    "model": trained[0]["model"],
+    "weights": trained[0]["weights"],
+    "base": base[0]["model"] if base else None,
+    "seeds": trained[0]["seeds"],
+    "benchmarks": {},
+  }
+  for name in trained[0]["benchmarks"]:
+    by_cell = {
+      cell: _verdicts(cell, scores, name)
+      for cell, scores in zip(cells, trained)
+    }
+    part: dict[str, Any] = {
+      "num_items": len(next(iter(by_cell[cells[0]].verdicts.values()))),
+      "cells": [
+        _row(cell, sensitivity.drift(by_cell[cells[0]], by_cell[cell]))
+        | {"protocol": by_cell[cell].protocol}
+        for cell in cells
+      ],
+      "axes": _axes(cells, by_cell),
+    }
+    if base:
+      part["gains"] = [
+        _row(
+          cell, sensitivity.gain(_verdicts(cell, scores, name), by_cell[cell])
+        )
+        for cell, scores in zip(cells, base)
+      ]
+    report["benchmarks"][name] = part
+  return report
+
+
+def _axes(
+  cells: Sequence[sensitivity.Cell],
+  by_cell: Mapping[sensitivity.Cell, sensitivity.CellScores],
+) -> dict[str, Any]:
+  axes = {}
+  for axis in sensitivity.AXES:
+    drifts = {
+      getattr(cell, axis): sensitivity.drift(by_cell[cells[0]], by_cell[cell])
+      for cell in sensitivity.axis_cells(cells[0], cells, axis)
+    }
+    if drifts:
+      axes[axis] = {
+        "baseline": getattr(cells[0], axis),
+        "drifts": {value: one._asdict() for value, one in drifts.items()},
+        "sentence": sensitivity.sentence(axis, drifts),
+      }
+  return axes
+
+
+def _row(cell: sensitivity.Cell, drift: sensitivity.Drift) -> dict[str, Any]:
+  return {
+    **cell._asdict(),
+    **drift._asdict(),
+    "is_beyond_seeds": drift.is_beyond_seeds,
+  }
+
+
+def _as_markdown(report: Mapping[str, Any]) -> str:
+  lines = [
+    f"# How far the score moves: {report['model']}",
+    "",
+    f"Weights {report['weights']}, seeds "
+    f"{', '.join(map(str, report['seeds']))}. Percent of the items, mean over "
+    "seeds ± standard deviation; differences in points with the 95 % interval "
+    "of the resampled items.",
+  ]
+  for name, part in report["benchmarks"].items():
+    lines += ["", f"## {name}, {part['num_items']} items", ""]
+    lines += _table(part["cells"], "against the first cell")
+    for one in part["axes"].values():
+      lines += ["", one["sentence"]]
+    if "gains" in part:
+      lines += ["", f"### Gain over {report['base']}", ""]
+      lines += _table(part["gains"], "gain")
+      lines += ["", _gain_sentence(part["gains"])]
+  return "\n".join(lines)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+  lines = [
+    f"| template | thinking | system | score | {what} | interval | protocol |",
+    "| --- | --- | --- | --- | --- | --- | --- |",
+  ]
+  for row in rows:
+    lines.append(
+      f"| {row['template']} | {row['thinking']} | {row['system']} | "
+      f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f} | "
+      f"{100 * row['difference']:+.1f} | {100 * row['low']:+.1f} to "
+      f"{100 * row['high']:+.1f} | {row.get('protocol', '')} |"
+    )
+  return lines
+
+
+def _gain_sentence(gains: Sequence[Mapping[str, Any]]) -> str:
+  count = sum(row["difference"] > 0 and row["low"] > 0 for row in gains)
+  if count == len(gains):
+    return f"The gain survives every one of the {count} cells."
+  return (
+    f"The gain survives {count} of {len(gains)} cells: in the others the "
+    "interval holds 0 or less."
+  )

@@ -1,0 +1,278 @@
+"""The configuration to benchmarks, the protocol they run under, and scores.
+
+Reads the `benchmark`, `prompt` and `rollout` sections. What toolrl-evaluate
+does once, a study does for each way of asking, and training every few steps.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+from absl import logging
+
+from toolrl_jax import configuration, named, parts
+from toolrl_jax.evaluation import (
+  benchmark,
+  protocol,
+  records,
+  respond,
+  score_table,
+)
+from toolrl_jax.model import fingerprint
+from toolrl_jax.rollout import collect
+
+_PACKAGES = ("toolrl-jax", "jax", "flax", "google-jetstream", "transformers")
+_PROGRESS_SECS = 30.0
+
+
+class Served(NamedTuple):
+  """A model that answers.
+
+  Attributes:
+    policy: Its shape, tokenizer and stop tokens.
+    server: Answers with its weights.
+    weights: Hash of the weights.
+  """
+
+  policy: parts.Policy
+  server: collect.RolloutServer
+  weights: str
+
+
+@contextlib.contextmanager
+def serve(config: ml_collections.ConfigDict) -> Iterator[Served]:
+  """Loads the model and serves it until the end of the `with` block.
+
+  Raises:
+    UsageError: It cannot be loaded.
+  """
+  policy = parts.policy(config)
+  engine = parts.rollout_engine(config, policy, policy.params)
+  with collect.start(engine, server=config.rollout.server) as server:
+    yield Served(policy, server, fingerprint.fingerprint(policy.params))
+
+
+def run(
+  config: ml_collections.ConfigDict, served: Served, workdir: pathlib.Path
+) -> dict[str, Any]:
+  """Answers and scores every benchmark under every seed.
+
+  Args:
+    config: A checked configuration.
+    served: The model.
+    workdir: Where answers/ and scores.json are written; made when missing.
+
+  Returns:
+    What scores.json holds.
+
+  Raises:
+    UsageError: A benchmark cannot be opened, or the folder holds answers of
+      another run.
+    RolloutError: The engine failed; ended conversations are on disk.
+  """
+  asked = asked_protocol(config)
+  _check_positions(asked, served.policy)
+  logging.info(
+    "%s, weights %s, protocol %s; writes to %s",
+    config.model.path or config.model.preset,
+    served.weights,
+    asked.hash,
+    workdir,
+  )
+  responder = respond.Responder(
+    served.server,
+    served.policy.tokenizer,
+    asked,
+    stop_ids=served.policy.stop_ids,
+    prompt_buckets=tuple(config.data.prompt_buckets),
+    completion_buckets=parts.completion_buckets(config),
+    max_open=config.benchmark.open,
+  )
+  with contextlib.ExitStack() as stack:
+    scored = {
+      one.name: _score_benchmark(
+        config, one, responder, asked, served.weights, workdir
+      )
+      for one in named.open_all(config, stack)
+    }
+  scores = {
+    "date": time.strftime("%Y-%m-%d"),
+    "model": config.model.path or config.model.preset,
+    "weights": served.weights,
+    "protocol": asked.record(),
+    "seeds": list(config.benchmark.seeds),
+    "asked": asked_items(config),
+    "versions": versions(),
+    "benchmarks": scored,
+  }
+  records.write_scores(workdir / "scores.json", scores)
+  return scores
+
+
+def asked_protocol(config: ml_collections.ConfigDict) -> protocol.Protocol:
+  """Returns how the model is asked.
+
+  Raises:
+    UsageError: The system text cannot be read.
+  """
+  try:
+    system = protocol.system_text(config.benchmark.system)
+  except ValueError as error:
+    raise configuration.UsageError(f"config.benchmark.{error}") from error
+  return protocol.Protocol(
+    template=config.prompt.template,
+    completion=config.prompt.completion,
+    thinking=config.prompt.thinking,
+    system=system or config.prompt.system,
+    temperature=config.rollout.temperature,
+    top_p=config.rollout.top_p,
+    top_k=config.rollout.top_k,
+    max_new_tokens=config.rollout.max_completion_tokens,
+    max_prompt_tokens=config.data.max_prompt_tokens,
+    tool_docs=config.benchmark.tool_docs,
+    step_limit=config.benchmark.step_limit,
+  )
+
+
+def metrics(scores: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the means of a score file as metrics of a training step."""
+  return {
+    f"benchmark/{name}/{metric}": value["mean"]
+    for name, one in scores["benchmarks"].items()
+    for metric, value in one["summary"].items()
+  }
+
+
+def check(config: ml_collections.ConfigDict, policy: parts.Policy) -> None:
+  """Opens every benchmark once, so that a run cannot fail on it later.
+
+  Raises:
+    UsageError: As in `run`.
+  """
+  _check_positions(asked_protocol(config), policy)
+  with contextlib.ExitStack() as stack:
+    for one in named.open_all(config, stack):
+      named.items(one)
+
+
+def asked_items(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns what decides which items are run, for the score file."""
+  section = config.benchmark
+  return {
+    "categories": list(section.categories),
+    "max_items": section.max_items,
+  }
+
+
+def _check_positions(asked: protocol.Protocol, policy: parts.Policy) -> None:
+  longest = asked.max_prompt_tokens + asked.max_new_tokens
+  if longest > policy.config.max_positions:
+    raise configuration.UsageError(
+      f"a prompt of {asked.max_prompt_tokens} tokens and an answer of "
+      f"{asked.max_new_tokens} must fit the checkpoint's "
+      f"{policy.config.max_positions} positions; lower "
+      "config.data.max_prompt_tokens or config.rollout.max_completion_tokens."
+    )
+
+
+def _score_benchmark(
+  config: ml_collections.ConfigDict,
+  one: benchmark.Benchmark,
+  responder: respond.Responder,
+  asked: protocol.Protocol,
+  weights_hash: str,
+  workdir: pathlib.Path,
+) -> dict[str, Any]:
+  """Runs one benchmark under every seed; returns its part of the file."""
+  chosen = named.items(one)
+  provenance = dict(one.provenance())
+  by_seed = {}
+  tables: list[Mapping[str, float]] = []
+  notes: list[str] = []
+  for seed in config.benchmark.seeds:
+    header = records.Header(
+      one.name,
+      seed,
+      asked.record(),
+      weights_hash,
+      str(sorted(provenance.items())),
+    )
+    path = workdir / "answers" / f"{one.name}-seed{seed}.jsonl"
+    try:
+      file = records.AnswerFile(path, header)
+    except ValueError as error:
+      raise configuration.UsageError(str(error)) from error
+    with file:
+      _answer(one, chosen, responder, file, seed)
+      ended = [file.ended[item.id] for item in chosen]
+    scores = one.score({end.id: end.outcome for end in ended if not end.error})
+    tables.append(scores.table)
+    notes += [note for note in scores.notes if note not in notes]
+    by_seed[str(seed)] = {
+      "table": dict(scores.table),
+      "counts": dict(scores.counts),
+      "usage": score_table.usage(ended),
+      "verdicts": dict(scores.verdicts),
+    }
+  return {
+    "headline": one.headline,
+    "summary": score_table.summary(tables),
+    "notes": notes,
+    "provenance": provenance,
+    "by_seed": by_seed,
+  }
+
+
+def _answer(
+  one: benchmark.Benchmark,
+  chosen: Sequence[benchmark.Item],
+  responder: respond.Responder,
+  file: records.AnswerFile,
+  seed: int,
+) -> None:
+  """Takes what has not ended yet to its end, and says how far it is."""
+  left = [item for item in chosen if item.id not in file.ended]
+  if len(left) < len(chosen):
+    logging.info(
+      "%s, seed %d: %d of %d items had ended before",
+      one.name, seed, len(chosen) - len(left), len(chosen),
+    )  # fmt: skip
+  start = said = time.monotonic()
+  num_ended = 0
+
+  def note(ended: Sequence[respond.Ended]) -> None:
+    nonlocal said, num_ended
+    file.write(ended)
+    num_ended += len(ended)
+    now = time.monotonic()
+    if ended and (now - said >= _PROGRESS_SECS or num_ended == len(left)):
+      said = now
+      rate = (now - start) / num_ended
+      logging.info(
+        "%s, seed %d: %d of %d items, %.0f s left",
+        one.name, seed, num_ended, len(left), rate * (len(left) - num_ended),
+      )  # fmt: skip
+
+  responder.respond(
+    [(item.id, functools.partial(one.converse, item)) for item in left],
+    seed=seed,
+    on_end=note,
+  )
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions that a score may depend on."""
+  found = {"python": ".".join(map(str, sys.version_info[:3]))}
+  for name in _PACKAGES:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = "unknown"
+  return found | {"platform": jax.default_backend()}

@@ -266,7 +266,7 @@ def get_config() -> ml_collections.ConfigDict:
   # ----- benchmark: what toolrl-evaluate scores -----
   config.benchmark = benchmark = ml_collections.ConfigDict()
   # Any of "rows" (data.eval_path) | "bfcl" | "acebench" | "api_bank" |
-  # "bamboogle".
+  # "bamboogle" | "general" (lm-evaluation-harness, extra `eval`).
   benchmark.names = ()
   # Categories, as the benchmark names them. Empty: all.
   benchmark.categories = ()
@@ -279,8 +279,6 @@ def get_config() -> ml_collections.ConfigDict:
   benchmark.system = "default"
   # Form of BFCL's tool documents: "raw" | "json_schema".
   benchmark.tool_docs = "json_schema"
-  # Most answers in one user turn; one more ends the conversation.
-  benchmark.step_limit = 20
   # Conversations open at one time. 0: four a decode row.
   benchmark.open = 0
   # Folder that holds ACEBench's data_en, of API-Bank's JSON files, and
@@ -308,6 +306,13 @@ def get_config() -> ml_collections.ConfigDict:
   benchmark.judge_url = ""
   benchmark.judge_model = ""
   benchmark.judge_key_variable = ""
+  # Tasks of lm-evaluation-harness, for "general"; a folder of task files for
+  # local data; shots, -1 for each task's own; whether prompts pass the chat
+  # template. `max_items` is then documents a task.
+  benchmark.tasks = ()
+  benchmark.task_dir = ""
+  benchmark.num_fewshot = -1
+  benchmark.is_chat = False
 
   # ----- sensitivity: the grid of toolrl-evaluate -----
   config.sensitivity = sensitivity = ml_collections.ConfigDict()

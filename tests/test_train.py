@@ -43,6 +43,10 @@ _SETTINGS = {
   "mesh.cpu_devices": 2,
   "checkpoint.every_steps": 2,
   "eval.every_steps": 3,
+  # Conversations of a benchmark do not disturb the exact resume.
+  "eval.benchmarks_every_steps": 4,
+  "benchmark.names": ("rows",),
+  "benchmark.max_items": 6,
   "logging.samples_per_step": 2,
 }
 
@@ -120,6 +124,20 @@ def whole(environment, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("whole")
   _finish(_start(environment, workdir))
   return workdir
+
+
+def test_benchmarks_are_scored_while_training(whole):
+  named = [
+    {name for name in row if name.startswith("benchmark/")}
+    for row in _rows(whole)
+  ]
+  assert [bool(names) for names in named] == [step == 4 for step in range(7)]
+  assert {"benchmark/rows/exact", "benchmark/secs"} <= named[4]
+  folder = whole / "benchmarks" / "step-4"
+  scores = json.loads((folder / "scores.json").read_text())
+  assert scores["seeds"] == [0] and len(scores["weights"]) == 16
+  by_seed = scores["benchmarks"]["rows"]["by_seed"]
+  assert len(by_seed["0"]["verdicts"]) == 6
 
 
 def test_run_leaves_a_whole_workdir(whole):

@@ -102,12 +102,11 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
   "eval.num_examples": (0, None),
   "eval.benchmarks_every_steps": (0, None),
   "benchmark.max_items": (0, None),
-  "benchmark.step_limit": (1, None),
   "benchmark.open": (0, None),
 }
 
 # What toolrl-evaluate can score.
-BENCHMARKS = ("rows", "bfcl", "acebench", "api_bank", "bamboogle")
+BENCHMARKS = ("rows", "bfcl", "acebench", "api_bank", "bamboogle", "general")
 
 
 class UsageError(ValueError):
@@ -222,6 +221,11 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
         f"config.benchmark.names must be some of {', '.join(BENCHMARKS)}, got "
         f"{name!r}."
       )
+  if "general" in section.names and not section.tasks:
+    raise UsageError(
+      'config.benchmark.tasks is empty, but "general" runs tasks; name some, '
+      "for example --config.benchmark.tasks=\"('hellaswag', 'mmlu')\"."
+    )
   seeds = tuple(section.seeds)
   if not seeds or not all(type(s) is int and s >= 0 for s in seeds):
     raise UsageError(

@@ -48,7 +48,11 @@ def open_all(
       f"{', '.join(configuration.BENCHMARKS)}, for example "
       "--config.benchmark.names=\"('rows',)\"."
     )
-  return [_open(name, config, stack) for name in config.benchmark.names]
+  return [
+    _open(name, config, stack)
+    for name in config.benchmark.names
+    if name in (*_FILES, "bfcl")
+  ]
 
 
 def items(one: benchmark.Benchmark) -> Sequence[benchmark.Item]:

@@ -17,7 +17,7 @@ import jax
 import ml_collections
 from absl import logging
 
-from toolrl_jax import configuration, named, parts
+from toolrl_jax import configuration, general, named, parts
 from toolrl_jax.evaluation import (
   benchmark,
   protocol,
@@ -102,6 +102,8 @@ def run(
       )
       for one in named.open_all(config, stack)
     }
+  if general.NAME in config.benchmark.names:
+    scored[general.NAME] = general.score(config, served.policy, served.server)
   scores = {
     "date": time.strftime("%Y-%m-%d"),
     "model": config.model.path or config.model.preset,
@@ -137,7 +139,6 @@ def asked_protocol(config: ml_collections.ConfigDict) -> protocol.Protocol:
     max_new_tokens=config.rollout.max_completion_tokens,
     max_prompt_tokens=config.data.max_prompt_tokens,
     tool_docs=config.benchmark.tool_docs,
-    step_limit=config.benchmark.step_limit,
   )
 
 

@@ -14,9 +14,7 @@ _TOOLS = (
 )
 _CALL = types.ToolCall("weather", {"city": "Oslo"})
 # As the template of the fixture writes this call.
-_CALL_TEXT = (
-  '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-)
+_CALL_TEXT = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 _USER = {"role": "user", "content": "weather in Oslo?"}
 _RESULT = {"role": "tool", "content": "4 degrees"}
 

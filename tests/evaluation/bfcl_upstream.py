@@ -46,13 +46,9 @@ def ask_script(self, inference_data):
     if message["role"] == "user":
       break
     step += message["role"] == "assistant"
-  self.asked.append(
-    {
-      "messages": copy.deepcopy(messages),
-      "functions": copy.deepcopy(inference_data["function"]),
-      "prompt": self._format_prompt(messages, inference_data["function"]),
-    }
-  )
+  # The history only grows, so its lengths tell what was asked.
+  self.lengths.append(len(messages))
+  self.history = inference_data
   text = self.texts[turn][min(step, len(self.texts[turn]) - 1)]
   usage = types.SimpleNamespace(prompt_tokens=1, completion_tokens=1)
   choice = types.SimpleNamespace(text=text)
@@ -78,7 +74,7 @@ def run_loop(request):
     row, gold = loaded[category][job["id"]]
     # The package's executor keeps instances under this name.
     handler.model_name_underline_replaced = f"script{number}"
-    handler.texts, handler.asked = job["texts"], []
+    handler.texts, handler.lengths = job["texts"], []
     entry = copy.deepcopy(row)
     written, _ = handler.inference(
       entry, include_input_log=False, exclude_state_log=True
@@ -93,7 +89,13 @@ def run_loop(request):
       category,
     )
     replies.append(
-      {"asked": handler.asked, "written": written, "is_valid": verdict["valid"]}
+      {
+        "lengths": handler.lengths,
+        "messages": handler.history["message"],
+        "functions": handler.history["function"],
+        "written": written,
+        "is_valid": verdict["valid"],
+      }
     )
   return replies
 

@@ -61,15 +61,6 @@ def bench():
 
 
 @pytest.fixture(scope="module")
-def simple():
-  made = bfcl.Bfcl(
-    categories=["simple_python", "parallel"], max_items=90, limits=_LIMITS
-  )
-  yield made
-  made.close()
-
-
-@pytest.fixture(scope="module")
 def by_id(bench):
   return {item.id: item for item in bench.items()}
 
@@ -153,105 +144,6 @@ def test_relevance_wants_a_call_and_irrelevance_none(bench, by_id):
   # No outcome is no abstention.
   assert scores.verdicts["irrelevance_2"] == 0
   assert any("132 items have no outcome" in note for note in scores.notes)
-
-
-# Types, optional parameters and texts as the package compares them; golds:
-#   simple_python_31 {initial_velocity: [0], acceleration: [9.8], time: [5]}
-#   simple_python_0  {base: [10], height: [5], unit: ["units", ""]}
-#   simple_python_5  {a: [3], b: [-11], c: [-4], root_type: ["all"]}
-#   simple_python_13 {.., interval: [[1.0, 3.0]], method: ["", "trapezoidal"]}
-#   simple_python_89 {.., conditions: [{department: [..], school: [..]}], ..}
-_FALL = {"initial_velocity": 0, "acceleration": 9.8, "time": 5}
-_AREA = {"base": 10, "height": 5}
-_CELLS = {"optical_density": 0.6, "dilution": 5}
-_ROOTS = {"a": 3, "b": -11, "c": -4, "root_type": "all"}
-_CURVE = {"function": "x**2", "interval": [1.0, 3.0]}
-_FETCH = {
-  "database_name": "StudentDB",
-  "table_name": "students",
-  "conditions": {"department": "Science", "school": "Bluebird HS"},
-}
-
-
-@pytest.mark.parametrize(
-  ("number", "arguments", "is_right"),
-  [
-    (31, _FALL, True),
-    (31, _FALL | {"acceleration": "9.8"}, False),
-    (31, _FALL | {"acceleration": float("nan")}, False),
-    (31, _FALL | {"initial_velocity": False}, False),  # bool for int
-    # float: [0.6], integer: [5], float: [1e9, ""]
-    (57, _CELLS | {"calibration_factor": 10**9}, True),  # int for a float
-    (57, _CELLS | {"calibration_factor": 1e9}, True),
-    (57, _CELLS | {"calibration_factor": "1000000000.0"}, False),
-    (57, _CELLS | {"calibration_factor": True}, False),
-    (0, _AREA, True),
-    (0, _AREA | {"base": 10.0}, False),  # float for an int
-    (0, _AREA | {"base": True}, False),
-    (0, _AREA | {"unit": None}, False),
-    (0, _AREA | {"unit": ""}, True),  # "" is among the alternatives
-    (0, _AREA | {"unit": "Un-its"}, True),  # case and -_*^,./ are ignored
-    (0, _AREA | {"unit": "unit"}, False),
-    (0, _AREA | {"bogus": 1}, False),
-    (0, {"base": 10}, False),  # a required one is missing
-    (5, _ROOTS, True),
-    (5, _ROOTS | {"root_type": ""}, False),
-    (5, {"a": 3, "b": -11, "c": -4}, False),  # listed by gold without ""
-    (13, _CURVE, True),
-    (13, _CURVE | {"interval": [3.0, 1.0]}, False),  # order counts
-    (13, _CURVE | {"interval": [1, 3]}, False),  # int inside a float list
-    (89, _FETCH, True),
-    (89, _FETCH | {"conditions": {"department": "Science"}}, False),
-    (
-      89,
-      _FETCH | {"conditions": _FETCH["conditions"] | {"year": 1}},
-      False,
-    ),
-    (
-      89,
-      _FETCH | {"conditions": _FETCH["conditions"] | {"school": ["x"]}},
-      False,
-    ),
-  ],
-)
-def test_checker_compares_as_the_package_says(
-  simple, number, arguments, is_right
-):
-  name = f"simple_python_{number}"
-  item = next(item for item in simple.items() if item.id == name)
-  function = next(iter(item.row["gold"][0]))
-  scores = simple.score({name: _once([(function, arguments)])})
-  assert scores.verdicts[name] == is_right
-
-
-def test_order_of_parallel_calls_is_free_and_their_number_is_not(simple):
-  items = [i for i in simple.items() if i.category == "parallel"][:20]
-  turned = {i.id: _once(_gold_calls(i)[::-1]) for i in items}
-  doubled = {i.id: _once(_gold_calls(i) * 2) for i in items}
-  assert all(simple.score(turned).verdicts[i.id] for i in items)
-  assert not any(simple.score(doubled).verdicts[i.id] for i in items)
-
-
-def test_names_with_dots_both_ways(simple):
-  underscored = bfcl.Bfcl(
-    categories=["simple_python"],
-    max_items=2,
-    tool_names="underscored",
-    tool_docs="json_schema",
-    limits=_LIMITS,
-  )
-  try:
-    item = underscored.items()[1]
-    _, (ask,) = _drive(underscored, item, bfcl_oracle.reply)
-    assert ask.tools[0]["name"] == "math_factorial"
-    assert ask.tools[0]["parameters"]["type"] == "object"
-    for bench, right in ((simple, "."), (underscored, "_")):
-      for mark in "._":
-        call = (f"math{mark}factorial", {"number": 5})
-        verdicts = bench.score({item.id: _once([call])}).verdicts
-        assert verdicts[item.id] == (mark == right)
-  finally:
-    underscored.close()
 
 
 # ----- multi-turn -----

@@ -60,7 +60,6 @@ def test_ensure_makes_once_for_two_at_a_time(tmp_path):
   assert ready["python_version"].startswith("3.")
 
 
-@pytest.mark.quick
 def test_ensure_without_network_gives_one_line(tmp_path, monkeypatch):
   monkeypatch.setenv("UV_OFFLINE", "1")
   monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))

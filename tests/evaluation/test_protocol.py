@@ -28,7 +28,6 @@ _OTHERS = {
   "max_new_tokens": 511,
   "max_prompt_tokens": 2047,
   "tool_docs": "raw",
-  "step_limit": 21,
 }
 
 

@@ -46,7 +46,8 @@ def multi_step(
     world: Its world.
 
   Returns:
-    The conversation; its outcome has `form`, `process`, `states`, `ending`.
+    The conversation; its outcome has `form`, `process`, `states`, `ending`,
+    `stopped`.
   """
   log = _Log(world)
   messages = [
@@ -81,7 +82,8 @@ def multi_turn(
     user: Plays the user.
 
   Returns:
-    The conversation; its outcome has `form`, `process`, `states`, `ending`.
+    The conversation; its outcome has `form`, `process`, `states`, `ending`,
+    `stopped`.
 
   Raises:
     SimulatorError: From the conversation, when the user falls silent.
@@ -182,6 +184,7 @@ class _Log:
       "process": self._process,
       "states": self._world.states() if self._is_used else [],
       "ending": ending,
+      "stopped": "steps" if ending == "limit" else "",
     }
     return acebench_calls.as_json(outcome)
 

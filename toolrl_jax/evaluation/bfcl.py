@@ -122,8 +122,9 @@ class Bfcl:
     self, outcomes: Mapping[str, Mapping[str, Any]]
   ) -> benchmark.Scores:
     """Scores outcomes by item id; an item without one counts as failed."""
+    stopped: list[str] = []
     verdicts = {
-      item.id: float(self._is_right(item, outcomes.get(item.id)))
+      item.id: float(self._is_right(item, outcomes.get(item.id), stopped))
       for item in self.items()
     }
     by_category: dict[str, list[float]] = {
@@ -138,7 +139,7 @@ class Bfcl:
       verdicts=verdicts,
       table=table,
       counts={name: len(scores) for name, scores in by_category.items()},
-      notes=(*notes, *self._notes(outcomes)),
+      notes=(*notes, *self._notes(outcomes, stopped)),
     )
 
   def provenance(self) -> Mapping[str, str]:
@@ -276,8 +277,12 @@ class Bfcl:
     return "steps"
 
   def _is_right(
-    self, item: benchmark.Item, outcome: Mapping[str, Any] | None
+    self,
+    item: benchmark.Item,
+    outcome: Mapping[str, Any] | None,
+    stopped: list[str],
   ) -> bool:
+    """Asks for a verdict; adds an item whose check was stopped to the list."""
     turns = bfcl_outcomes.turns_of(outcome)
     if turns is None:
       return False
@@ -299,7 +304,8 @@ class Bfcl:
     try:
       self._prepare(item.category)
       return bool(self._started().ask(request)["is_valid"])
-    except bfcl_process.Stopped:
+    except bfcl_process.Stopped as stop:
+      stopped.append(f"{item.id} ({stop.reason})")
       return False
 
   def _prepare(self, category: str) -> None:
@@ -310,7 +316,9 @@ class Bfcl:
       self._started().ask(request, secs=_LOAD_SECS)
       self._prepared[category] = generation
 
-  def _notes(self, outcomes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+  def _notes(
+    self, outcomes: Mapping[str, Mapping[str, Any]], stopped: Sequence[str]
+  ) -> Iterator[str]:
     """Yields what a reader has to know beside the averages."""
     if self._max_items:
       yield f"Only the first {self._max_items} items of each category were run."
@@ -321,6 +329,9 @@ class Bfcl:
     for name, reason in reasons.items():
       if reason:
         yield f"{name} can be passed by no right answer ({reason}); it counts."
+    if stopped:
+      names = ", ".join(stopped)
+      yield f"The check of these was stopped, so they failed: {names}."
     stops = [outcome.get("stopped") for outcome in outcomes.values() if outcome]
     for reason in ("steps", "time", "memory", "crash", "request"):
       if stops.count(reason):

@@ -56,7 +56,6 @@ class Protocol(NamedTuple):
     max_new_tokens: Longest answer.
     max_prompt_tokens: Longest prompt; a longer one is not answered.
     tool_docs: Form of the tool documents: "raw" or "json_schema".
-    step_limit: Most answers in one user turn.
   """
 
   template: templates.Template
@@ -69,7 +68,6 @@ class Protocol(NamedTuple):
   max_new_tokens: int
   max_prompt_tokens: int
   tool_docs: str = "json_schema"
-  step_limit: int = 20
 
   @property
   def hash(self) -> str:

@@ -21,7 +21,7 @@ def usage(ended: Sequence[respond.Ended]) -> dict[str, int | float]:
   counts: dict[str, int | float] = {
     "items": len(ended),
     "failed": sum(bool(end.error) for end in ended),
-    "force_ended": sum(bool(end.outcome.get("force_ended")) for end in ended),
+    "force_ended": sum(bool(end.outcome.get("stopped")) for end in ended),
   }
   for name in respond.Ended._fields:
     if name.startswith("num_"):

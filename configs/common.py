@@ -277,7 +277,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Extra system text: "default" (prompt.system) | "stronger" (ours with the
   # four groups of rules of arXiv:2606.00135) | a text file.
   benchmark.system = "default"
-  # Form of BFCL's tool documents: "raw" | "json_schema".
+  # Form of the tool documents: "raw" (the benchmark's own, bare) |
+  # "json_schema" (as {"type": "function", "function": ...}).
   benchmark.tool_docs = "json_schema"
   # Conversations open at one time. 0: four a decode row.
   benchmark.open = 0

@@ -130,6 +130,46 @@ def test_a_mistake_is_one_line(arguments, tmp_path, capsys, fields, message):
   assert not list(tmp_path.glob("w/answers/*"))
 
 
+def test_bfcl_runs_from_end_to_end(arguments, tmp_path):
+  argv = arguments(
+    tmp_path,
+    **{
+      "benchmark.names": "('bfcl',)",
+      "benchmark.categories": "('simple_python', 'irrelevance', 'multi_turn_base')",
+      "benchmark.max_items": "2",
+      "benchmark.seeds": "(0,)",
+      "prompt.completion": "native",
+      "data.max_prompt_tokens": "1536",
+      "data.prompt_buckets": "(1536,)",
+      "rollout.prefix_store_tokens": "20000",
+    },
+  )
+  evaluate.run(argv)
+  one = _scores(tmp_path)["benchmarks"]["bfcl"]
+  part = one["by_seed"]["0"]
+  assert part["counts"] == {
+    "simple_python": 2, "irrelevance": 2, "multi_turn_base": 2,
+  }  # fmt: skip
+  # The tiny model knows other tools only, and multi-turn prompts are too long.
+  assert part["usage"]["failed"] == 0 and part["usage"]["over_long"] >= 2
+  assert part["table"]["multi_turn_base"] == 0
+  assert one["provenance"]["bfcl_eval"] == "2026.3.23"
+  files = sorted(path.name for path in tmp_path.glob("bfcl/seed0/result/*/*/*"))
+  assert files == [
+    "BFCL_v4_irrelevance_result.json",
+    "BFCL_v4_multi_turn_base_result.json",
+    "BFCL_v4_simple_python_result.json",
+  ]
+  lines = (
+    next(tmp_path.glob("bfcl/seed0/result/*/*/BFCL_v4_simple*"))
+    .read_text()
+    .splitlines()
+  )
+  assert [json.loads(line)["id"] for line in lines] == [
+    "simple_python_0", "simple_python_1",
+  ]  # fmt: skip
+
+
 def test_a_study_scores_each_cell_once_and_compares(
   arguments, tmp_path, capsys
 ):

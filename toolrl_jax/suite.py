@@ -20,6 +20,8 @@ from absl import logging
 from toolrl_jax import configuration, general, named, parts
 from toolrl_jax.evaluation import (
   benchmark,
+  bfcl,
+  bfcl_files,
   protocol,
   records,
   respond,
@@ -30,6 +32,8 @@ from toolrl_jax.rollout import collect
 
 _PACKAGES = ("toolrl-jax", "jax", "flax", "google-jetstream", "transformers")
 _PROGRESS_SECS = 30.0
+# The model's name in bfcl-eval's result files.
+_BFCL_NAME = "toolrl-jax"
 
 
 class Served(NamedTuple):
@@ -213,7 +217,11 @@ def _score_benchmark(
     with file:
       _answer(one, chosen, responder, file, seed)
       ended = [file.ended[item.id] for item in chosen]
-    scores = one.score({end.id: end.outcome for end in ended if not end.error})
+    outcomes = {end.id: end.outcome for end in ended if not end.error}
+    scores = one.score(outcomes)
+    if isinstance(one, bfcl.Bfcl):
+      folder = workdir / "bfcl" / f"seed{seed}" / "result"
+      bfcl_files.write(folder, _BFCL_NAME, chosen, outcomes)
     tables.append(scores.table)
     notes += [note for note in scores.notes if note not in notes]
     by_seed[str(seed)] = {

@@ -8,6 +8,7 @@ handler and `eval_runner` import. Prepared texts stand for the model.
 
 import copy
 import importlib
+import inspect
 import json
 import pathlib
 import sys
@@ -49,6 +50,7 @@ def ask_script(self, inference_data):
   # The history only grows, so its lengths tell what was asked.
   self.lengths.append(len(messages))
   self.history = inference_data
+  self.prompts.append(self._format_prompt(messages, inference_data["function"]))
   text = self.texts[turn][min(step, len(self.texts[turn]) - 1)]
   usage = types.SimpleNamespace(prompt_tokens=1, completion_tokens=1)
   choice = types.SimpleNamespace(text=text)
@@ -75,6 +77,7 @@ def run_loop(request):
     # The package's executor keeps instances under this name.
     handler.model_name_underline_replaced = f"script{number}"
     handler.texts, handler.lengths = job["texts"], []
+    handler.prompts = []
     entry = copy.deepcopy(row)
     written, _ = handler.inference(
       entry, include_input_log=False, exclude_state_log=True
@@ -91,6 +94,8 @@ def run_loop(request):
     replies.append(
       {
         "lengths": handler.lengths,
+        "prompts": handler.prompts,
+        "template": inspect.getsource(handler_class._format_prompt),
         "messages": handler.history["message"],
         "functions": handler.history["function"],
         "written": written,

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from toolrl_jax import types
+from toolrl_jax.data import prompt
 from toolrl_jax.evaluation import (
   benchmark,
   bfcl,
@@ -18,6 +19,7 @@ from toolrl_jax.evaluation import (
   bfcl_scores,
   conversation,
 )
+from toolrl_jax.model import tokenizer as tokenizer_lib
 from toolrl_jax.parsing import tool_calls
 
 _NAME = "Qwen/Qwen3-0.6B-FC"
@@ -104,6 +106,23 @@ def _comparable(message):
   return [message["role"], message["content"], calls, think]
 
 
+def _check_prompts(asked, reply):
+  """Our native template gives the package's prompts, byte for byte."""
+  # The package quotes Qwen3's template above its own rendering of it.
+  quoted = reply["template"].partition('"chat_template":')[2]
+  tokenizer = tokenizer_lib.load("bundled:tiny")
+  tokenizer.chat_template = quoted.partition('"""')[0].strip()
+  for ask, expected in zip(asked, reply["prompts"], strict=True):
+    text = prompt.encode_next(
+      types.Example("e", ask.messages, ask.tools, types.Gold()),
+      tokenizer,
+      template="native",
+      thinking="official",
+      wrap_tools=False,
+    ).text
+    assert text == expected
+
+
 def test_our_loop_is_the_packages_loop(bench, runner, tmp_path):
   items = [
     next(item for item in bench.items() if item.category == category)
@@ -125,6 +144,7 @@ def test_our_loop_is_the_packages_loop(bench, runner, tmp_path):
       assert later.messages[: len(earlier.messages)] == earlier.messages
       assert later.tools is earlier.tools
     assert list(asked[0].tools) == reply["functions"]
+    _check_prompts(asked, reply)
     for mine, other in zip(asked[-1].messages, reply["messages"]):
       mine, other = _comparable(mine), _comparable(other)
       # We keep what could not be read as `raw`, the package as content.

@@ -164,6 +164,7 @@ def encode_next(
   template: templates.Template = "toolrl",
   thinking: templates.Thinking = "official",
   system: str = "",
+  wrap_tools: bool = True,
 ) -> NextPrompt:
   """Encodes the next prompt of a conversation on top of its own tokens.
 
@@ -179,6 +180,8 @@ def encode_next(
     template: See `data/templates.py`.
     thinking: See `data/templates.py`.
     system: Extra system text after the row's own; empty is none.
+    wrap_tools: Whether the chat template gets a tool document inside
+      {"type": "function", "function": ...}, as most expect it, or bare.
 
   Returns:
     The prompt.
@@ -188,7 +191,12 @@ def encode_next(
     ValueError: The tokenizer has no chat template.
   """
   pieces = _pieces(
-    example, tokenizer, template=template, thinking=thinking, system=system
+    example,
+    tokenizer,
+    template=template,
+    thinking=thinking,
+    system=system,
+    wrap_tools=wrap_tools,
   )
   text = "".join(piece for _, piece in pieces)
   before: list[int] = []
@@ -266,6 +274,7 @@ def _pieces(
   template: templates.Template,
   thinking: templates.Thinking,
   system: str,
+  wrap_tools: bool = True,
 ) -> list[tuple[bool, str]]:
   """Gives the prompt as (is_literal, text) pieces.
 
@@ -287,6 +296,7 @@ def _pieces(
     thinking=thinking,
     system=system,
     think_mark=f"[#{salt}#think",
+    wrap_tools=wrap_tools,
   )
   try:
     text = cast(

@@ -45,6 +45,7 @@ def conversation(
   thinking: Thinking,
   system: str,
   think_mark: str,
+  wrap_tools: bool = True,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
   """Builds what the chat template is given.
 
@@ -54,6 +55,7 @@ def conversation(
     thinking: See the module.
     system: Extra system text after the row's own; empty is none.
     think_mark: Start of the marks that stand for thinking in the messages.
+    wrap_tools: Whether tools come as {"type": "function", "function": ...}.
 
   Returns:
     Messages, tools, and the text of each thinking mark in the messages.
@@ -69,7 +71,10 @@ def conversation(
       "its dialogue could not be read from the ToolRL layout; only"
       " prompt.template toolrl can show it"
     )
-  tools = [{"type": "function", "function": tool} for tool in example.tools]
+  tools: list[dict[str, Any]] = [
+    {"type": "function", "function": tool} if wrap_tools else dict(tool)
+    for tool in example.tools
+  ]
   own, turns = _split_system(example.messages)
   system = "\n\n".join(text for text in (own, system) if text)
   messages = [{"role": "system", "content": system}] if system else []

@@ -55,7 +55,9 @@ class Protocol(NamedTuple):
     top_k: Most probable tokens kept, 0 is off.
     max_new_tokens: Longest answer.
     max_prompt_tokens: Longest prompt; a longer one is not answered.
-    tool_docs: Form of the tool documents: "raw" or "json_schema".
+    tool_docs: Form of the tool documents: "raw" (the benchmark's own, bare, as
+      bfcl-eval shows them to Qwen) or "json_schema" (as JSON schema inside
+      {"type": "function", "function": ...}).
   """
 
   template: templates.Template

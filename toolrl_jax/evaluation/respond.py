@@ -193,6 +193,7 @@ class Responder:
       template=protocol.template,
       thinking=protocol.thinking,
       system=protocol.system,
+      wrap_tools=protocol.tool_docs != "raw",
     )
     if one.before is not None:
       one.count(extended=encoded.is_extension, rebuilt=not encoded.is_extension)

@@ -247,7 +247,9 @@ def _answer(
   seed: int,
 ) -> None:
   """Takes what has not ended yet to its end, and says how far it is."""
-  left = [item for item in chosen if item.id not in file.ended]
+  # What failed (a service that was away, say) gets another chance.
+  ended = {name for name, one in file.ended.items() if not one.error}
+  left = [item for item in chosen if item.id not in ended]
   if len(left) < len(chosen):
     logging.info(
       "%s, seed %d: %d of %d items had ended before",

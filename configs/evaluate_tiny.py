@@ -1,6 +1,6 @@
-r"""Scores the bundled tiny model on generated rows, offline, in a minute.
+r"""Scores the bundled tiny model on generated rows, offline, in two minutes.
 
-    toolrl-evaluate --config=configs/evaluate_tiny.py --workdir=/tmp/scores
+    uv run toolrl-evaluate --config=configs/evaluate_tiny.py --workdir=/tmp/scores
 
 A trained run of configs/tiny.py is scored beside it with
 

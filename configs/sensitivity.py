@@ -1,6 +1,6 @@
 r"""How far the tiny model's score moves when only the way of asking changes.
 
-    toolrl-evaluate --config=configs/sensitivity.py --workdir=/tmp/study
+    uv run toolrl-evaluate --config=configs/sensitivity.py --workdir=/tmp/study
 
 Template x thinking x system under three seeds on generated rows, offline. For
 a real model name its folder, its benchmark and longer limits:
@@ -18,8 +18,10 @@ def get_config():
   """Returns the recipe."""
   config = evaluate_tiny.get_config()
   # Room for the longer system text.
-  config.data.max_prompt_tokens = 896
-  config.data.prompt_buckets = (160, 640, 896)
+  config.data.max_prompt_tokens = 1408
+  config.data.prompt_buckets = (160, 640, 1408)
+  config.rollout.max_completion_tokens = 96
+  config.rollout.completion_buckets = (96,)
   config.data.eval_path = "synthetic:256"
   config.sensitivity.templates = ("native", "context", "toolrl")
   config.sensitivity.thinking = ("official", "drop")

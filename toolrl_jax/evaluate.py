@@ -42,14 +42,20 @@ def run(argv: list[str] | None = None) -> None:
 def _run(argv: Sequence[str]) -> None:
   shown = [a for a in argv[1:] if a.lstrip("-").startswith("show=")]
   if shown:
-    try:
-      scores = records.read_scores(pathlib.Path(shown[0].partition("=")[2]))
-    except ValueError as error:
-      raise configuration.UsageError(f"--show: {error}") from error
-    text = score_table.describe(scores)
+    text = _shown(pathlib.Path(shown[0].partition("=")[2]))
   else:
     text = main(*configuration.load(argv, USAGE, is_training=False))
   sys.stdout.write(f"{text}\n")
+
+
+def _shown(path: pathlib.Path) -> str:
+  """Returns the report of a study, or the table of a score file."""
+  try:
+    if (path / "study.md").is_file():
+      return (path / "study.md").read_text().rstrip()
+    return score_table.describe(records.read_scores(path))
+  except (ValueError, OSError) as error:
+    raise configuration.UsageError(f"--show: {error}") from error
 
 
 def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:

@@ -157,8 +157,8 @@ def _compare(
       "num_items": len(next(iter(by_cell[cells[0]].verdicts.values()))),
       "cells": [
         _row(cell, sensitivity.drift(by_cell[cells[0]], by_cell[cell]))
-        | {"protocol": by_cell[cell].protocol}
-        for cell in cells
+        | {"protocol": by_cell[cell].protocol, **_limits(scores, name)}
+        for cell, scores in zip(cells, trained)
       ],
       "axes": _axes(cells, by_cell),
     }
@@ -171,6 +171,17 @@ def _compare(
       ]
     report["benchmarks"][name] = part
   return report
+
+
+def _limits(scores: Mapping[str, Any], name: str) -> dict[str, float]:
+  """Returns the shares of items that met a limit, over all seeds."""
+  by_seed = scores["benchmarks"][name]["by_seed"]
+  usages = [one["usage"] for one in by_seed.values()]
+  items = sum(usage["items"] for usage in usages)
+  return {
+    "over_long_frac": sum(usage["over_long"] for usage in usages) / items,
+    "cut_frac": sum(usage["cut"] for usage in usages) / items,
+  }
 
 
 def _axes(
@@ -207,7 +218,9 @@ def _as_markdown(report: Mapping[str, Any]) -> str:
     f"Weights {report['weights']}, seeds "
     f"{', '.join(map(str, report['seeds']))}. Percent of the items, mean over "
     "seeds ± standard deviation; differences in points with the 95 % interval "
-    "of the resampled items.",
+    "of the resampled items. Prompts that are too long are not asked and count "
+    "as failed, answers may be cut at the token limit: where either share is "
+    "large, the limits speak and not the model.",
   ]
   for name, part in report["benchmarks"].items():
     lines += ["", f"## {name}, {part['num_items']} items", ""]
@@ -222,16 +235,25 @@ def _as_markdown(report: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+  has_limits = "cut_frac" in rows[0]
   lines = [
-    f"| template | thinking | system | score | {what} | interval | protocol |",
-    "| --- | --- | --- | --- | --- | --- | --- |",
+    f"| template | thinking | system | score | {what} | interval |"
+    + (" too long, % | cut, % | protocol |" if has_limits else ""),
+    "| --- | --- | --- | --- | --- | --- |"
+    + (" --- | --- | --- |" if has_limits else ""),
   ]
   for row in rows:
     lines.append(
       f"| {row['template']} | {row['thinking']} | {row['system']} | "
       f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f} | "
       f"{100 * row['difference']:+.1f} | {100 * row['low']:+.1f} to "
-      f"{100 * row['high']:+.1f} | {row.get('protocol', '')} |"
+      f"{100 * row['high']:+.1f} |"
+      + (
+        f" {100 * row['over_long_frac']:.0f} | {100 * row['cut_frac']:.0f} | "
+        f"{row['protocol']} |"
+        if has_limits
+        else ""
+      )
     )
   return lines
 

@@ -43,11 +43,13 @@ class Served(NamedTuple):
     policy: Its shape, tokenizer and stop tokens.
     server: Answers with its weights.
     weights: Hash of the weights.
+    name: What it is called in score files.
   """
 
   policy: parts.Policy
   server: collect.RolloutServer
   weights: str
+  name: str
 
 
 @contextlib.contextmanager
@@ -60,7 +62,12 @@ def serve(config: ml_collections.ConfigDict) -> Iterator[Served]:
   policy = parts.policy(config)
   engine = parts.rollout_engine(config, policy, policy.params)
   with collect.start(engine, server=config.rollout.server) as server:
-    yield Served(policy, server, fingerprint.fingerprint(policy.params))
+    yield Served(
+      policy,
+      server,
+      fingerprint.fingerprint(policy.params),
+      config.model.path or config.model.preset,
+    )
 
 
 def run(
@@ -85,7 +92,7 @@ def run(
   _check_positions(asked, served.policy)
   logging.info(
     "%s, weights %s, protocol %s; writes to %s",
-    config.model.path or config.model.preset,
+    served.name,
     served.weights,
     asked.hash,
     workdir,
@@ -110,7 +117,7 @@ def run(
     scored[general.NAME] = general.score(config, served.policy, served.server)
   scores = {
     "date": time.strftime("%Y-%m-%d"),
-    "model": config.model.path or config.model.preset,
+    "model": served.name,
     "weights": served.weights,
     "protocol": asked.record(),
     "seeds": list(config.benchmark.seeds),
@@ -223,11 +230,20 @@ def _score_benchmark(
       folder = workdir / "bfcl" / f"seed{seed}" / "result"
       bfcl_files.write(folder, _BFCL_NAME, chosen, outcomes)
     tables.append(scores.table)
-    notes += [note for note in scores.notes if note not in notes]
+    spent = score_table.usage(ended)
+    notes += [
+      note
+      for note in (
+        *_notes_on_limits(asked, spent, seed),
+        *_notes_on_parts(config),
+        *scores.notes,
+      )
+      if note not in notes
+    ]
     by_seed[str(seed)] = {
       "table": dict(scores.table),
       "counts": dict(scores.counts),
-      "usage": score_table.usage(ended),
+      "usage": spent,
       "verdicts": dict(scores.verdicts),
     }
   return {
@@ -237,6 +253,38 @@ def _score_benchmark(
     "provenance": provenance,
     "by_seed": by_seed,
   }
+
+
+def _notes_on_limits(
+  asked: protocol.Protocol, spent: Mapping[str, float], seed: int
+) -> list[str]:
+  """Warns where limits, not the model, decided what was scored."""
+  notes = []
+  if spent["over_long"]:
+    notes.append(
+      f"seed {seed}: {spent['over_long']} prompts have more than "
+      f"{asked.max_prompt_tokens} tokens, were not asked and count as failed; "
+      "raise config.data.max_prompt_tokens."
+    )
+  if spent["cut"]:
+    notes.append(
+      f"seed {seed}: {spent['cut']} of {spent['answers']} answers ended at the "
+      f"limit of {asked.max_new_tokens} tokens "
+      "(config.rollout.max_completion_tokens)."
+    )
+  for note in notes:
+    logging.warning(note)
+  return notes
+
+
+def _notes_on_parts(config: ml_collections.ConfigDict) -> list[str]:
+  """Says what part of a benchmark was asked for."""
+  section, parts_ = config.benchmark, []
+  if section.categories:
+    parts_.append(f"the categories {', '.join(section.categories)}")
+  if section.max_items:
+    parts_.append(f"the first {section.max_items} items (or dialogues) of each")
+  return [f"A part only: {', '.join(parts_)}."] if parts_ else []
 
 
 def _answer(

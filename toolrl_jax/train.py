@@ -455,7 +455,12 @@ def _benchmarks(run: Run, step: int) -> dict[str, float]:
   # A resumed run makes the step's answers anew.
   shutil.rmtree(folder, ignore_errors=True)
   params = run.server.engine.box.params
-  served = suite.Served(run.policy, run.server, fingerprint.fingerprint(params))
+  served = suite.Served(
+    run.policy,
+    run.server,
+    fingerprint.fingerprint(params),
+    f"{run.workdir.name}, step {step}",
+  )
   scores = suite.run(config, served, folder)
   return suite.metrics(scores) | {
     "benchmark/secs": time.perf_counter() - started
@@ -510,7 +515,11 @@ def _finish(run: Run, progress: Progress) -> None:
       progress.state.params,
       tokenizer_from=run.policy.source,
     )
-    logging.info("exported to %s", run.workdir / "export")
+    logging.info(
+      "exported to %s; toolrl-evaluate scores it with --config.model.path=%s",
+      run.workdir / "export",
+      run.workdir / "export",
+    )
   before, after = progress.host["before"], progress.host["after"]
   scores = {
     name: {"before": before.get(name), "after": value}

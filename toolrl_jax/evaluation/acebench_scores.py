@@ -81,8 +81,9 @@ def score(
       table[f"{key}_upstream"] = value
   for category in DIALOGUES:
     ids = [item.id for item in items if item.category == category]
-    table[f"{category}_prompts"] = _mean([fixed[one] for one in ids])
-    table[f"{category}_prompts_upstream"] = _mean([upstream[i] for i in ids])
+    if ids:
+      table[f"{category}_prompts"] = _mean([fixed[one] for one in ids])
+      table[f"{category}_prompts_upstream"] = _mean([upstream[i] for i in ids])
   for suffix, verdict in _AGENT_READINGS.items():
     values = _judge(items, outcomes, verdict)
     for category in AGENT:
@@ -258,6 +259,8 @@ def _averages(
   overall = 0.0
   for group, (weight, members) in _GROUPS.items():
     values = [table[one] for one in members if one in table]
+    if not values:
+      continue  # Nothing of it was run; it adds nothing to the overall figure.
     table[group] = _round(_mean(values), num_digits)
     overall += weight * table[group]
   # The weights add up to 1.0001.
@@ -296,7 +299,8 @@ def _notes(
 ) -> tuple[str, ...]:
   """Says what a reader of the table has to know."""
   notes = []
-  if not any(item.category == AGENT[1] for item in items):
+  categories = {item.category for item in items}
+  if AGENT[0] in categories and AGENT[1] not in categories:
     notes.append(
       "agent_multi_turn (30 items) was not run, for want of a user simulator; "
       "agent is agent_multi_step alone, and the overall figure says so."

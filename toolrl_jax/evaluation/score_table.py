@@ -65,20 +65,30 @@ def describe(scores: Mapping[str, Any]) -> str:
 
 def _describe_benchmark(one: Mapping[str, Any]) -> list[str]:
   first = next(iter(one["by_seed"].values()))
+  num_seeds = len(one["by_seed"])
   names = sorted(one["summary"], key=lambda name: name != one["headline"])
   width = max(map(len, names))
-  lines = []
+  spread = (
+    f", mean ± standard deviation over {num_seeds} seeds"
+    if num_seeds > 1
+    else ""
+  )
+  lines = [f"  percent of the items{spread}"]
   for name in names:
     value = one["summary"][name]
     count = first["counts"].get(name)
+    # The one metric that is a number of searches, not a share.
+    scale = 1 if name.endswith("mean_calls") else 100
     lines.append(
-      f"  {name:{width}}  {100 * value['mean']:6.2f}"
-      + (f" ± {100 * value['std']:.2f}" if len(one["by_seed"]) > 1 else "")
+      f"  {name:{width}}  {scale * value['mean']:6.2f}"
+      + (f" ± {scale * value['std']:.2f}" if num_seeds > 1 else "")
       + (f"  ({count} items)" if count else "")
     )
-  spent = ", ".join(
-    f"{value:g} {name}" for name, value in first["usage"].items()
-  )
-  lines.append(f"  first seed: {spent}")
+  totals = {
+    name: sum(part["usage"].get(name, 0) for part in one["by_seed"].values())
+    for name in first["usage"]
+  }
+  spent = ", ".join(f"{value:.10g} {name}" for name, value in totals.items())
+  lines.append(f"  all seeds: {spent}")
   lines += [f"  {name}: {value}" for name, value in one["provenance"].items()]
   return lines + [f"  note: {note}" for note in one["notes"]]

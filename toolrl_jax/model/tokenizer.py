@@ -27,6 +27,7 @@ _SPLIT = (
 )
 _QWEN_SPLIT = _SPLIT % ""
 _LLAMA3_SPLIT = _SPLIT % "{1,3}"
+_NO_LIMIT = int(1e30)
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
@@ -56,12 +57,16 @@ def load(path: str | pathlib.Path) -> Tokenizer:
       "there or name their folder in config.model.tokenizer."
     )
   try:
-    return kind.from_pretrained(found, local_files_only=True)
+    loaded = kind.from_pretrained(found, local_files_only=True)
   # The tokenizers library raises plain `Exception` for a damaged file.
   except Exception as error:
     raise ValueError(
       f"the tokenizer in {found} does not load: {str(error).splitlines()[0]}"
     ) from error
+  # The decoder's positions are the limit; `transformers` would warn of the
+  # length that stands in the tokenizer's file.
+  loaded.model_max_length = _NO_LIMIT
+  return loaded
 
 
 def texts(

@@ -256,7 +256,7 @@ def _score_benchmark(
 
 
 def _notes_on_limits(
-  asked: protocol.Protocol, spent: Mapping[str, float], seed: int
+  asked: protocol.Protocol, spent: Mapping[str, int | float], seed: int
 ) -> list[str]:
   """Warns where limits, not the model, decided what was scored."""
   notes = []

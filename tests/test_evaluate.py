@@ -200,11 +200,17 @@ def test_a_study_scores_each_cell_once_and_compares(
   assert "The largest difference by template is" in text
   chart = (tmp_path / "study_rows.svg").read_text()
   assert "template: context" in chart
-  files = sorted(tmp_path.glob("*cells/*/scores.json"))
-  assert len(files) == 4
+  files = sorted(tmp_path.glob("*cells/*/answers/*"))
+  assert len(files) == 8
   # Nothing is run again, and the same bytes come out.
   times = [file.stat().st_mtime_ns for file in files]
   evaluate.run(argv)
   assert [file.stat().st_mtime_ns for file in files] == times
   assert (tmp_path / "study_rows.svg").read_text() == chart
   assert (tmp_path / "study.md").read_text() == text
+  # Other rules in the same cells are refused, not mixed in.
+  capsys.readouterr()
+  line = _fails([*argv, "--config.reward.no_call=zero"], capsys)
+  assert "reward" in line and "another --workdir" in line
+  line = _fails([*argv, "--config.sensitivity.base=/nope"], capsys)
+  assert "config.sensitivity.base" in line

@@ -227,10 +227,10 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
       "for example --config.benchmark.tasks=\"('hellaswag', 'mmlu')\"."
     )
   seeds = tuple(section.seeds)
-  if not seeds or not all(type(s) is int and s >= 0 for s in seeds):
+  if not seeds or not all(type(s) is int and 0 <= s < 2**32 for s in seeds):
     raise UsageError(
-      "config.benchmark.seeds must be whole numbers of at least 0, at least "
-      f"one, got {seeds}."
+      "config.benchmark.seeds must be whole numbers of at least 0 and below "
+      f"2**32, at least one, got {str(seeds)[:60]}."
     )
   for name, field in (
     ("templates", "prompt.template"),
@@ -247,12 +247,21 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
       "config.benchmark.categories belong to one benchmark, got them with "
       f"{tuple(section.names)}; run one at a time."
     )
-  for name in ("names", "seeds", "categories"):
-    values = tuple(section[name])
+  for name in (
+    "benchmark.names",
+    "benchmark.seeds",
+    "benchmark.categories",
+    "sensitivity.templates",
+    "sensitivity.thinking",
+    "sensitivity.systems",
+  ):
+    values = tuple(_get(config, name))
     if len(set(values)) < len(values):
-      raise UsageError(
-        f"config.benchmark.{name} must hold nothing twice, got {values}."
-      )
+      raise UsageError(f"config.{name} must hold nothing twice, got {values}.")
+    if not name.endswith("seeds") and not all(
+      isinstance(value, str) for value in values
+    ):
+      raise UsageError(f"config.{name} must hold texts, got {values}.")
 
 
 def _check_combinations(config: ml_collections.ConfigDict) -> None:

@@ -56,6 +56,10 @@ def _shown(path: pathlib.Path) -> str:
     return score_table.describe(records.read_scores(path))
   except (ValueError, OSError) as error:
     raise configuration.UsageError(f"--show: {error}") from error
+  except (KeyError, TypeError, AttributeError, StopIteration) as error:
+    raise configuration.UsageError(
+      f"--show: {path} is no whole score file ({error!r}); run it again."
+    ) from error
 
 
 def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:

@@ -36,6 +36,21 @@ def _continue_greedily(
   return [text for (text,) in texts]
 
 
+def check(config: ml_collections.ConfigDict) -> None:
+  """Looks for the package, where it will be needed.
+
+  Raises:
+    UsageError: It is missing or of another version.
+  """
+  if NAME not in config.benchmark.names:
+    return
+  try:
+    harness.check_package()
+  except ImportError as error:
+    text = " ".join(str(error).split())
+    raise configuration.UsageError(f"benchmark {NAME}: {text}") from error
+
+
 def score(
   config: ml_collections.ConfigDict,
   policy: parts.Policy,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_collections
+from absl import logging
 
 from toolrl_jax import configuration
 from toolrl_jax.data import dataset
@@ -59,14 +60,18 @@ def items(one: benchmark.Benchmark) -> Sequence[benchmark.Item]:
   """Returns the items of a benchmark.
 
   Raises:
-    UsageError: Its files or its environment are not usable.
+    UsageError: Its files or its environment are not usable, or it has none.
   """
   try:
-    return one.items()
-  except (ValueError, OSError) as error:
+    found = one.items()
+  except Exception as error:
+    raise _unusable(one.name, error) from error
+  if not found:
     raise configuration.UsageError(
-      f"benchmark {one.name}: {_one_line(error)}"
-    ) from error
+      f"benchmark {one.name} has no items to run; check its files, its "
+      "categories, and for ACEBench's agent_multi_turn config.benchmark.user."
+    )
+  return found
 
 
 def _open(
@@ -80,14 +85,20 @@ def _open(
     return _FILES[name](config)
   except configuration.UsageError:
     raise
-  except (ValueError, OSError) as error:
-    raise configuration.UsageError(
-      f"benchmark {name}: {_one_line(error)}"
-    ) from error
+  except Exception as error:
+    raise _unusable(name, error) from error
+
+
+def _unusable(name: str, error: Exception) -> configuration.UsageError:
+  """A damaged file or environment may fail in any way; it is one line."""
+  logging.debug("benchmark %s", name, exc_info=True)
+  text = " ".join(str(error).split()) or type(error).__name__
+  return configuration.UsageError(f"benchmark {name}: {text}")
 
 
 def _rows(config: ml_collections.ConfigDict) -> benchmark.Benchmark:
   section = config.data
+  _refuse_categories(config, "rows")
   if not section.eval_path:
     raise configuration.UsageError(
       'benchmark "rows" needs config.data.eval_path: the rows to answer.'
@@ -151,6 +162,7 @@ def _api_bank(config: ml_collections.ConfigDict) -> benchmark.Benchmark:
 
 def _bamboogle(config: ml_collections.ConfigDict) -> benchmark.Benchmark:
   section = config.benchmark
+  _refuse_categories(config, "bamboogle")
   judge = None
   if section.judge_url:
     judge = answer_match.ModelJudge(
@@ -162,6 +174,14 @@ def _bamboogle(config: ml_collections.ConfigDict) -> benchmark.Benchmark:
     judge=judge,
     max_items=section.max_items,
   )
+
+
+def _refuse_categories(config: ml_collections.ConfigDict, name: str) -> None:
+  if config.benchmark.categories:
+    raise configuration.UsageError(
+      f"benchmark {name} has no categories, got config.benchmark.categories = "
+      f"{tuple(config.benchmark.categories)}; leave them out."
+    )
 
 
 def _search(section: ml_collections.ConfigDict) -> search.Search | None:
@@ -187,10 +207,6 @@ def _folder(config: ml_collections.ConfigDict, field: str) -> str:
       f"config.benchmark.{field} is empty; name the folder of its data."
     )
   return path
-
-
-def _one_line(error: BaseException) -> str:
-  return " ".join(str(error).split()) or type(error).__name__
 
 
 _FILES: dict[str, Callable[[Any], benchmark.Benchmark]] = {

@@ -3,8 +3,8 @@
     toolrl-evaluate --config=configs/sensitivity.py --workdir=/tmp/study
 
 Runs every combination of the axes in config.sensitivity, for one checkpoint or
-two, each cell in a folder of its own; a cell that has its scores is not run
-again. Then writes study.json, study.md and a chart for each benchmark.
+two, each cell in a folder of its own; what had ended there is not asked again.
+Then writes study.json, study.md and a chart for each benchmark.
 """
 
 import json
@@ -15,8 +15,9 @@ from typing import Any
 import ml_collections
 from absl import logging
 
-from toolrl_jax import configuration, parts, suite
-from toolrl_jax.evaluation import drift_chart, records, sensitivity
+from toolrl_jax import configuration, general, parts, suite
+from toolrl_jax.evaluation import drift_chart, sensitivity
+from toolrl_jax.model import weights
 
 # Folder of the cells of each checkpoint.
 _TRAINED, _BASE = "cells", "base_cells"
@@ -42,6 +43,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:
     UsageError: Something the user can mend is wrong.
     RolloutError: The engine failed; what had ended is on disk.
   """
+  _check(config)
   parts.write_config(config, workdir)
   cells = _cells(config)
   trained = _score_cells(config, cells, workdir / _TRAINED)
@@ -60,6 +62,24 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:
   for name, part in report["benchmarks"].items():
     drift_chart.write(workdir / f"study_{name}.svg", name, part["axes"])
   return text
+
+
+def _check(config: ml_collections.ConfigDict) -> None:
+  """Finds what would fail in a later cell before the first one is paid for."""
+  if general.NAME in config.benchmark.names:
+    raise configuration.UsageError(
+      'config.benchmark.names has "general", whose report names no items to '
+      "compare; leave it out of a study."
+    )
+  for cell in _cells(config):
+    suite.asked_protocol(_cell_config(config, cell))
+  if config.sensitivity.base:
+    try:
+      weights.load_config(config.sensitivity.base)
+    except (ValueError, OSError) as error:
+      raise configuration.UsageError(
+        f"config.sensitivity.base: {error}"
+      ) from error
 
 
 def _cells(config: ml_collections.ConfigDict) -> list[sensitivity.Cell]:
@@ -97,29 +117,9 @@ def _score_cells(
       changed = _cell_config(config, cell)
       path = folder / suite.asked_protocol(changed).hash
       logging.info("cell %d of %d: %s", number, len(cells), cell.label)
-      found = _finished(changed, served, path)
-      scores.append(found or suite.run(changed, served, path))
+      # What had ended is not asked again; other items or rules are refused.
+      scores.append(suite.run(changed, served, path))
   return scores
-
-
-def _finished(
-  config: ml_collections.ConfigDict, served: suite.Served, path: pathlib.Path
-) -> dict[str, Any] | None:
-  """Returns the scores of a cell that was run to its end with this model."""
-  if not (path / "scores.json").is_file():
-    return None
-  try:
-    scores = records.read_scores(path)
-  except ValueError as error:
-    logging.warning("the cell is run again: %s", error)
-    return None
-  is_same = (
-    scores["weights"] == served.weights
-    and scores["seeds"] == list(config.benchmark.seeds)
-    and list(scores["benchmarks"]) == list(config.benchmark.names)
-    and scores.get("asked") == suite.asked_items(config)
-  )
-  return scores if is_same else None
 
 
 def _verdicts(

@@ -6,6 +6,7 @@ does once, a study does for each way of asking, and training every few steps.
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import pathlib
 import sys
@@ -51,6 +52,17 @@ class Served(NamedTuple):
   weights: str
   name: str
 
+  @property
+  def identity(self) -> str:
+    """Hash of what turns text into tokens and back, for this model."""
+    text = self.policy.tokenizer
+    parts_ = (
+      text.backend_tokenizer.to_str(),
+      text.chat_template,
+      self.policy.stop_ids,
+    )
+    return hashlib.sha256(repr(parts_).encode()).hexdigest()[:16]
+
 
 @contextlib.contextmanager
 def serve(config: ml_collections.ConfigDict) -> Iterator[Served]:
@@ -90,6 +102,7 @@ def run(
   """
   asked = asked_protocol(config)
   _check_positions(asked, served.policy)
+  general.check(config)
   logging.info(
     "%s, weights %s, protocol %s; writes to %s",
     served.name,
@@ -108,9 +121,7 @@ def run(
   )
   with contextlib.ExitStack() as stack:
     scored = {
-      one.name: _score_benchmark(
-        config, one, responder, asked, served.weights, workdir
-      )
+      one.name: _score_benchmark(config, one, responder, asked, served, workdir)
       for one in named.open_all(config, stack)
     }
   if general.NAME in config.benchmark.names:
@@ -119,6 +130,8 @@ def run(
     "date": time.strftime("%Y-%m-%d"),
     "model": served.name,
     "weights": served.weights,
+    "tokenizer": served.identity,
+    "compute_dtype": config.model.compute_dtype,
     "protocol": asked.record(),
     "seeds": list(config.benchmark.seeds),
     "asked": asked_items(config),
@@ -169,6 +182,7 @@ def check(config: ml_collections.ConfigDict, policy: parts.Policy) -> None:
     UsageError: As in `run`.
   """
   _check_positions(asked_protocol(config), policy)
+  general.check(config)
   with contextlib.ExitStack() as stack:
     for one in named.open_all(config, stack):
       named.items(one)
@@ -199,7 +213,7 @@ def _score_benchmark(
   one: benchmark.Benchmark,
   responder: respond.Responder,
   asked: protocol.Protocol,
-  weights_hash: str,
+  served: Served,
   workdir: pathlib.Path,
 ) -> dict[str, Any]:
   """Runs one benchmark under every seed; returns its part of the file."""
@@ -213,8 +227,12 @@ def _score_benchmark(
       one.name,
       seed,
       asked.record(),
-      weights_hash,
-      str(sorted(provenance.items())),
+      served.weights,
+      {
+        **provenance,
+        "tokenizer": served.identity,
+        "compute_dtype": config.model.compute_dtype,
+      },
     )
     path = workdir / "answers" / f"{one.name}-seed{seed}.jsonl"
     try:
@@ -225,7 +243,7 @@ def _score_benchmark(
       _answer(one, chosen, responder, file, seed)
       ended = [file.ended[item.id] for item in chosen]
     outcomes = {end.id: end.outcome for end in ended if not end.error}
-    scores = one.score(outcomes)
+    scores = _scores(one, outcomes)
     if isinstance(one, bfcl.Bfcl):
       folder = workdir / "bfcl" / f"seed{seed}" / "result"
       bfcl_files.write(folder, _BFCL_NAME, chosen, outcomes)
@@ -253,6 +271,21 @@ def _score_benchmark(
     "provenance": provenance,
     "by_seed": by_seed,
   }
+
+
+def _scores(
+  one: benchmark.Benchmark, outcomes: Mapping[str, Mapping[str, Any]]
+) -> benchmark.Scores:
+  """Scores outcomes; what a damaged data file breaks is one line."""
+  try:
+    return one.score(outcomes)
+  except Exception as error:
+    logging.debug("scoring", exc_info=True)
+    text = " ".join(str(error).split()) or type(error).__name__
+    raise configuration.UsageError(
+      f"benchmark {one.name} could not be scored: {text}; the answers are on "
+      "disk, check its data files."
+    ) from error
 
 
 def _notes_on_limits(

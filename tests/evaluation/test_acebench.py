@@ -302,3 +302,21 @@ def test_wrong_files_are_refused_in_one_line(
 def test_a_missing_folder_is_refused(tmp_path):
   with pytest.raises(ValueError, match="data_en"):
     acebench.AceBench(tmp_path / "nothing")
+
+
+def test_a_huge_number_is_a_wrong_answer(bench):
+  # Too long to be written in decimal, in both forms of an answer.
+  huge = "0x" + "f" * 4000
+  items = [
+    item for item in bench.items() if item.category in acebench_scores.NORMAL
+  ]
+  outcomes = {}
+  for item in items:
+    call = _gold_calls(item)[0]
+    arguments = ", ".join(f"{name}={{'a': {huge}}}" for name in call.arguments)
+    outcomes[item.id] = {
+      "text": f"[{call.name}({arguments})]",
+      "form": "brackets",
+    }
+  scores = bench.score(outcomes)
+  assert sum(scores.verdicts[item.id] for item in items) <= 2

@@ -9,7 +9,11 @@ from toolrl_jax.evaluation import records, respond
 pytestmark = pytest.mark.quick
 
 _HEADER = records.Header(
-  "rows", 0, {"hash": "a", "template": "native", "system": ""}, "w", "i"
+  "rows",
+  0,
+  {"hash": "a", "template": "native", "system": ""},
+  "w",
+  {"rows": "i"},
 )
 
 
@@ -56,7 +60,7 @@ def test_a_file_without_a_whole_header_begins_anew(tmp_path):
   [
     ({"seed": 1}, r"seed \(0, now 1\)"),
     ({"weights": "v"}, r"weights \('w', now 'v'\)"),
-    ({"items": "j"}, "items"),
+    ({"items": {"rows": "j"}}, r"rows \('i', now 'j'\)"),
     (
       {"protocol": {"hash": "b", "template": "context", "system": ""}},
       r"template \('native', now 'context'\)",
@@ -80,6 +84,19 @@ def test_another_file_is_refused(tmp_path, text):
   with pytest.raises(ValueError, match="another --workdir"):
     records.AnswerFile(path, _HEADER)
   assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+  "field", [{"id": []}, {"outcome": None}, {"num_tokens": "5"}, {"secs": None}]
+)
+def test_a_damaged_line_is_refused(tmp_path, field):
+  path = tmp_path / "rows.jsonl"
+  with records.AnswerFile(path, _HEADER) as file:
+    file.write([_ended("a")])
+  with path.open("a") as file:
+    file.write(json.dumps(_ended("b")._asdict() | field) + "\n")
+  with pytest.raises(ValueError, match="is not a file of answers"):
+    records.AnswerFile(path, _HEADER)
 
 
 def test_scores_are_read_from_a_folder_or_file(tmp_path):

@@ -193,6 +193,9 @@ def _constant(node: ast.Constant) -> Any:
     return "..."
   if isinstance(value, float) and not math.isfinite(value):
     return str(value)
+  if isinstance(value, int) and abs(value) >= _MAX_NUMBER:
+    # Too long to be written in decimal; it equals no gold.
+    return hex(value)
   if value is None or isinstance(value, bool | int | float | str):
     return value
   return ast.unparse(node)

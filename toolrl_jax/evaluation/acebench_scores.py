@@ -234,9 +234,13 @@ def _judge(
   verdict: Verdict,
 ) -> dict[str, float]:
   """Applies one rule to every item."""
-  return {
-    item.id: float(verdict(item, outcomes.get(item.id, {}))) for item in items
-  }
+  values = {}
+  for item in items:
+    try:
+      values[item.id] = float(verdict(item, outcomes.get(item.id, {})))
+    except Exception:  # noqa: BLE001 - whatever a model wrote, it is wrong
+      values[item.id] = 0.0
+  return values
 
 
 def _averages(

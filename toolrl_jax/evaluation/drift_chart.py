@@ -27,7 +27,7 @@ def write(
       fields of a `sensitivity.Drift`.
   """
   rows = [
-    (f"{axis}: {value}", one)
+    (_plain(f"{axis}: {value}"), one)
     for axis, part in axes.items()
     for value, one in part["drifts"].items()
   ]
@@ -47,7 +47,9 @@ def write(
   plot.set_yticks(range(len(rows)), [label for label, _ in rows])
   plot.invert_yaxis()
   plot.axvline(0, color="black", linewidth=0.8)
-  baseline = ", ".join(f"{a} {part['baseline']}" for a, part in axes.items())
+  baseline = _plain(
+    ", ".join(f"{a} {part['baseline']}" for a, part in axes.items())
+  )
   plot.set_xlabel(
     f"points against {baseline}; grey: seed noise, bars: 95 % over items",
     fontsize=8,
@@ -60,3 +62,8 @@ def write(
       partial, metadata={"Date": None}
     )
   partial.replace(path)
+
+
+def _plain(text: str) -> str:
+  """Returns a text that is not read as a formula."""
+  return text.replace("$", r"\$")

@@ -81,7 +81,7 @@ def make_model(
       f"max_tokens must be at least 2, got {max_tokens}; give the engine's"
       " longest sequence."
     )
-  _check_package()
+  check_package()
   from lm_eval.api import model as lm_model
 
   made = type("EngineModel", (_EngineMethods, lm_model.TemplateLM), {})
@@ -119,7 +119,7 @@ def evaluate(
     ImportError: The package is missing or of another version.
     ValueError: No such task.
   """
-  _check_package()
+  check_package()
   from lm_eval import evaluator
   from lm_eval import tasks as lm_tasks
 
@@ -183,7 +183,12 @@ def flatten(report: Mapping[str, Any], *, is_chat: bool = False) -> General:
   return General(table, stderrs, counts, settings)
 
 
-def _check_package() -> None:
+def check_package() -> None:
+  """Looks for the package.
+
+  Raises:
+    ImportError: It is missing or of another version.
+  """
   try:
     version = importlib.metadata.version("lm_eval")
   except importlib.metadata.PackageNotFoundError:

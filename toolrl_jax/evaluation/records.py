@@ -24,14 +24,14 @@ class Header(NamedTuple):
     seed: Seed of the samples.
     protocol: `Protocol.record()`.
     weights: Hash of the weights.
-    items: Hash of the benchmark's provenance.
+    items: The benchmark's provenance, and what else decides the tokens.
   """
 
   benchmark: str
   seed: int
   protocol: Mapping[str, Any]
   weights: str
-  items: str
+  items: Mapping[str, str]
 
 
 class AnswerFile:
@@ -84,8 +84,8 @@ class AnswerFile:
       return {}
     try:
       header = json.loads(lines[0])
-      ended = [respond.Ended(**json.loads(line)) for line in lines[1:]]
-    except (ValueError, TypeError) as error:
+      ended = [_checked(json.loads(line)) for line in lines[1:]]
+    except (ValueError, TypeError, RecursionError) as error:
       raise ValueError(
         f"{self.path} is not a file of answers ({_one_line(error)}); move it "
         "away or choose another --workdir."
@@ -104,6 +104,22 @@ class AnswerFile:
       f"{self.path} was made under another {what}; choose another --workdir, "
       "or set the fields back."
     )
+
+
+def _checked(fields: Any) -> respond.Ended:
+  """Returns a line as a record whose fields have their types."""
+  ended = respond.Ended(**fields)
+  for name, value in ended._asdict().items():
+    kind: type | tuple[type, ...] = int
+    if name in ("id", "error"):
+      kind = str
+    elif name == "outcome":
+      kind = dict
+    elif name == "secs":
+      kind = (int, float)
+    if not isinstance(value, kind):
+      raise ValueError(f"{name} is {_short(value)}")
+  return ended
 
 
 def _differences(found: Any, wanted: Any, names: list[str]) -> list[str]:
@@ -152,7 +168,7 @@ def read_scores(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(scores.get("benchmarks"), dict):
       raise ValueError("it has no benchmarks")
     return scores
-  except (OSError, ValueError, AttributeError) as error:
+  except (OSError, ValueError, AttributeError, RecursionError) as error:
     raise ValueError(
       f"{path} is no score file ({_one_line(error)}); name the --workdir of "
       "toolrl-evaluate."

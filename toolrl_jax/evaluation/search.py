@@ -232,9 +232,11 @@ class Recorded:
     return Found(self._pages[key])
 
   def provenance(self) -> Mapping[str, str]:
-    """Returns the hash of the records as they were at the start."""
-    below = self._live.provenance() if self._live else {}
-    return {**below, "search": self.name, "search_records": self._sha256}
+    """Returns the hash of the records, or what they are made from."""
+    if self._live:
+      # The file grows with every search, also after a stop.
+      return {**self._live.provenance(), "search": self.name}
+    return {"search": self.name, "search_records": self._sha256}
 
 
 # ----- a local corpus -----

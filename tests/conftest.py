@@ -3,6 +3,7 @@
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 
 # Eight simulated devices, before anything touches a backend. Single-device
@@ -69,3 +70,22 @@ def shared_dir() -> pathlib.Path:
   if not path.is_dir():
     pytest.skip("needs the data folder ../shared beside the checkout")
   return path
+
+
+@pytest.fixture(scope="session")
+def make_rollouts():
+  """Makes rollouts [1, G, T] of G lists of token ids."""
+  # Not above: the checks of shapes hook into the import.
+  from toolrl_jax import types
+
+  def make(token_ids):
+    size = max(map(len, token_ids))
+    mask = np.array([[i < len(ids) for i in range(size)] for ids in token_ids])
+    padded = np.array([[*ids, *[0] * (size - len(ids))] for ids in token_ids])
+    zeros = np.zeros((1, *mask.shape), np.float32)
+    finish = np.full((1, len(token_ids)), types.FINISH_STOP, np.int32)
+    return types.Rollouts(
+      padded[None].astype(np.int32), mask[None], zeros, zeros, finish
+    )
+
+  return make

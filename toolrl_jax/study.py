@@ -146,9 +146,7 @@ def _compare(
     "seeds": trained[0]["seeds"],
     "benchmarks": {},
   }
-  for name, first in trained[0]["benchmarks"].items():
-    if not all(one["verdicts"] for one in first["by_seed"].values()):
-      continue  # It tells of no items, so nothing can be paired.
+  for name in trained[0]["benchmarks"]:
     by_cell = {
       cell: _verdicts(cell, scores, name)
       for cell, scores in zip(cells, trained)

@@ -45,23 +45,33 @@ class Served(NamedTuple):
     server: Answers with its weights.
     weights: Hash of the weights.
     name: What it is called in score files.
+    tokenizer: Hash of what turns text into tokens and back.
   """
 
   policy: parts.Policy
   server: collect.RolloutServer
   weights: str
   name: str
+  tokenizer: str
 
-  @property
-  def identity(self) -> str:
-    """Hash of what turns text into tokens and back, for this model."""
-    text = self.policy.tokenizer
-    parts_ = (
-      text.backend_tokenizer.to_str(),
-      text.chat_template,
-      self.policy.stop_ids,
-    )
-    return hashlib.sha256(repr(parts_).encode()).hexdigest()[:16]
+
+def served(
+  policy: parts.Policy, server: collect.RolloutServer, name: str
+) -> Served:
+  """Returns what is served, with the hashes that its scores carry."""
+  text = policy.tokenizer
+  makes_tokens = (
+    text.backend_tokenizer.to_str(),
+    text.chat_template,
+    policy.stop_ids,
+  )
+  return Served(
+    policy,
+    server,
+    fingerprint.fingerprint(server.engine.box.params),
+    name,
+    hashlib.sha256(repr(makes_tokens).encode()).hexdigest()[:16],
+  )
 
 
 @contextlib.contextmanager
@@ -74,12 +84,7 @@ def serve(config: ml_collections.ConfigDict) -> Iterator[Served]:
   policy = parts.policy(config)
   engine = parts.rollout_engine(config, policy, policy.params)
   with collect.start(engine, server=config.rollout.server) as server:
-    yield Served(
-      policy,
-      server,
-      fingerprint.fingerprint(policy.params),
-      config.model.path or config.model.preset,
-    )
+    yield served(policy, server, config.model.path or config.model.preset)
 
 
 def run(
@@ -130,7 +135,7 @@ def run(
     "date": time.strftime("%Y-%m-%d"),
     "model": served.name,
     "weights": served.weights,
-    "tokenizer": served.identity,
+    "tokenizer": served.tokenizer,
     "compute_dtype": config.model.compute_dtype,
     "protocol": asked.record(),
     "seeds": list(config.benchmark.seeds),
@@ -230,7 +235,7 @@ def _score_benchmark(
       served.weights,
       {
         **provenance,
-        "tokenizer": served.identity,
+        "tokenizer": served.tokenizer,
         "compute_dtype": config.model.compute_dtype,
       },
     )

@@ -25,7 +25,7 @@ from absl import logging
 from toolrl_jax import command, configuration, parts, rows, suite, types
 from toolrl_jax.data import padding, sampler
 from toolrl_jax.evaluation import heldout
-from toolrl_jax.model import fingerprint, tokenizer, weights
+from toolrl_jax.model import tokenizer, weights
 from toolrl_jax.rollout import collect
 from toolrl_jax.training import (
   batches,
@@ -454,12 +454,8 @@ def _benchmarks(run: Run, step: int) -> dict[str, float]:
   folder = run.workdir / "benchmarks" / f"step-{step}"
   # A resumed run makes the step's answers anew.
   shutil.rmtree(folder, ignore_errors=True)
-  params = run.server.engine.box.params
-  served = suite.Served(
-    run.policy,
-    run.server,
-    fingerprint.fingerprint(params),
-    f"{run.workdir.name}, step {step}",
+  served = suite.served(
+    run.policy, run.server, f"{run.workdir.name}, step {step}"
   )
   scores = suite.run(config, served, folder)
   return suite.metrics(scores) | {

@@ -2,10 +2,8 @@
 
 import shutil
 
-import numpy as np
 import pytest
 
-from toolrl_jax import types
 from toolrl_jax.model import tokenizer
 
 
@@ -42,22 +40,10 @@ def test_copy_names_the_folder_without_files(tmp_path):
     tokenizer.copy(tmp_path, tmp_path / "out")
 
 
-def _rollouts(token_ids):
-  """Rollouts [1, G, T] of lists of ids."""
-  size = max(map(len, token_ids))
-  mask = np.array([[i < len(ids) for i in range(size)] for ids in token_ids])
-  padded = np.array([[*ids, *[0] * (size - len(ids))] for ids in token_ids])
-  zeros = np.zeros((1, *mask.shape), np.float32)
-  finish = np.full((1, len(token_ids)), types.FINISH_STOP, np.int32)
-  return types.Rollouts(
-    padded[None].astype(np.int32), mask[None], zeros, zeros, finish
-  )
-
-
-def test_texts_leaves_the_stop_token_and_the_padding_out():
+def test_texts_leaves_the_stop_token_and_the_padding_out(make_rollouts):
   text = tokenizer.load("bundled:tiny")
   call = "<tool_call>\n{}\n</tool_call>"
   end = text.eos_token_id
   words = [text(one)["input_ids"] for one in ("a b", call)]
-  rollouts = _rollouts([[*words[0], end], words[1]])
+  rollouts = make_rollouts([[*words[0], end], words[1]])
   assert tokenizer.texts(rollouts, text, [end]) == [["a b", call]]

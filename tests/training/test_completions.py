@@ -11,18 +11,6 @@ _CALL = (
 )
 
 
-def _rollouts(token_ids):
-  """Rollouts [1, G, T] of lists of ids."""
-  size = max(map(len, token_ids))
-  mask = np.array([[i < len(ids) for i in range(size)] for ids in token_ids])
-  padded = np.array([[*ids, *[0] * (size - len(ids))] for ids in token_ids])
-  zeros = np.zeros((1, *mask.shape), np.float32)
-  finish = np.full((1, len(token_ids)), types.FINISH_STOP, np.int32)
-  return types.Rollouts(
-    padded[None].astype(np.int32), mask[None], zeros, zeros, finish
-  )
-
-
 def test_padded_reward_gives_masked_groups_zero():
   parts = scoring.score_completions(
     [[_CALL, "x"]], [types.Gold((types.ToolCall("a", {}),))], reward={}
@@ -49,7 +37,7 @@ def test_shuffled_in_groups_permutes_both_alike_inside_each_group():
   assert len({tuple(row % 10) for row in shuffled}) == 4
 
 
-def test_samples_show_one_rollout_a_group():
+def test_samples_show_one_rollout_a_group(make_rollouts):
   gold = types.Gold((types.ToolCall("a", {}),))
   example = types.Example("id-1", (), (), gold)
   text = [[_CALL, "x"]]
@@ -59,7 +47,7 @@ def test_samples_show_one_rollout_a_group():
     np.array([[1]], np.int32), zeros, zeros, np.array([False])
   )
   [sample] = completions.samples(
-    [example], text, _rollouts([[3], [4]]), scored, kept, count=4,
+    [example], text, make_rollouts([[3], [4]]), scored, kept, count=4,
     style="toolrl",
   )  # fmt: skip
   assert sample["id"] == "id-1"

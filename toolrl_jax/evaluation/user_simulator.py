@@ -10,15 +10,14 @@ agent's part (arXiv:2606.00135). It does not know tools or scores.
 """
 
 import hashlib
-import http.client
-import json
 import os
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from toolrl_jax.evaluation import web_service
 
 FINISHED = "finish conversation"
 
@@ -52,7 +51,6 @@ flight.
 - When your goal is reached, write only: {FINISHED}"""
 
 _RETRIED_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
-_MAX_REPLY_BYTES = 1_000_000
 
 
 class SimulatorError(Exception):
@@ -205,10 +203,8 @@ class HttpUser:
     self._options: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
       self._options["temperature"] = temperature
-    self._timeout_secs, self._wait_secs = timeout_secs, wait_secs
-    self._num_tries = num_tries
-    # A redirect would carry the key elsewhere.
-    self._opener = urllib.request.build_opener(_NoRedirect)
+    self._num_tries, self._wait_secs = num_tries, wait_secs
+    self._service = web_service.Service(self._url, timeout_secs=timeout_secs)
 
   def reply(self, rules: str, dialogue: Sequence[Line]) -> str:
     """Returns what the service says, trying again where that may help."""
@@ -224,32 +220,20 @@ class HttpUser:
       if number:
         time.sleep(self._wait_secs * 2 ** (number - 1))
       try:
-        return _text(self._style, self._post(json.dumps(body).encode()))
+        return _text(self._style, self._service.post(body, self._headers))
       except urllib.error.HTTPError as error:
         reason = f"status {error.code}"
         error.close()
         if error.code not in _RETRIED_STATUS:
           break
-      except (OSError, http.client.HTTPException) as error:
+      except OSError as error:
         reason = type(error).__name__
+      except ValueError as error:
+        raise _not_of(self._style, str(error)) from error
     raise SimulatorError(
       f"the user simulator {self.name} must answer at {self._url}, got "
       f"{reason}; check address, model and key, and run the items again."
     )
-
-  def _post(self, body: bytes) -> bytes:
-    request = urllib.request.Request(
-      self._url, data=body, headers=self._headers, method="POST"
-    )
-    with self._opener.open(request, timeout=self._timeout_secs) as response:
-      return response.read(_MAX_REPLY_BYTES)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-  """Treats a redirect as an error."""
-
-  def redirect_request(self, req, fp, code, msg, headers, newurl):
-    return None
 
 
 def _key(name: str) -> str:
@@ -285,20 +269,23 @@ def _messages(dialogue: Sequence[Line]) -> list[dict[str, str]]:
   return [{"role": "user", "content": _OPENING}, *lines]
 
 
-def _text(style: str, body: bytes) -> str:
+def _not_of(style: str, got: str) -> SimulatorError:
+  return SimulatorError(
+    f"the user simulator must answer as the {style} interface has it, got "
+    f"{got[:80]!r}; check that the address is of that interface."
+  )
+
+
+def _text(style: str, answer: Any) -> str:
   """Takes the text out of a service's answer."""
   try:
-    answer = json.loads(body)
     if style == "openai":
       text = answer["choices"][0]["message"]["content"]
     else:
       blocks = [one for one in answer["content"] if one["type"] == "text"]
       text = "".join(one["text"] for one in blocks)
-  except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+  except (KeyError, IndexError, TypeError):
     text = None
   if not isinstance(text, str):
-    raise SimulatorError(
-      f"the user simulator must answer as the {style} interface has it, got "
-      f"{body[:80]!r}; check that the address is of that interface."
-    )
+    raise _not_of(style, repr(answer))
   return text.strip()

@@ -290,8 +290,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Folder of BFCL's own environment. Empty: in the user's cache folder.
   benchmark.bfcl_environment = ""
   # Who plays the user of ACEBench's agent_multi_turn: "none" (not run) |
-  # "openai" | "anthropic" (HTTP services of these forms) with address, model
-  # and the name of the environment variable that holds the key.
+  # "local" (the scored model plays both) | "openai" | "anthropic" (HTTP
+  # services of these forms) with address, model and the name of the environment
+  # variable that holds the key.
   benchmark.user = "none"
   benchmark.user_url = ""
   benchmark.user_model = ""

@@ -110,6 +110,40 @@ def test_show_prints_the_file(scored, tmp_path, capsys):
   assert line.startswith("toolrl-evaluate: --show:")
 
 
+def test_two_runs_are_compared_item_by_item(scored, tmp_path, capsys):
+  scores = _scores(scored)
+  rows = scores["benchmarks"]["rows"]
+  for part in rows["by_seed"].values():
+    part["verdicts"] = dict.fromkeys(part["verdicts"], 0.0)
+  scores["model"] = "worse"
+  (tmp_path / "scores.json").write_text(json.dumps(scores))
+  flags = [f"--show={scored}", f"--against={tmp_path}"]
+  evaluate.run(["toolrl-evaluate", *flags])
+  text = capsys.readouterr().out
+  mean = 100 * _scores(scored)["benchmarks"]["rows"]["summary"]["exact"]["mean"]
+  assert "against worse" in text
+  assert f"{mean:.1f} against 0.0, {mean:+.1f} points" in text
+  rows["provenance"]["rows"] = "others"
+  (tmp_path / "scores.json").write_text(json.dumps(scores))
+  line = _fails(["toolrl-evaluate", *flags], capsys)
+  assert "same data and rules" in line and "rows" in line
+  scores["protocol"]["hash"] = "0" * 16
+  rows["provenance"] = _scores(scored)["benchmarks"]["rows"]["provenance"]
+  (tmp_path / "scores.json").write_text(json.dumps(scores))
+  assert "one protocol" in _fails(["toolrl-evaluate", *flags], capsys)
+  (tmp_path / "scores.json").write_text('{"benchmarks": {"rows": {}}}')
+  _fails(["toolrl-evaluate", *flags], capsys)
+  assert "--show" in _fails(["toolrl-evaluate", flags[1]], capsys)
+
+
+def test_what_needs_no_model_is_found_before_it_is_loaded(
+  arguments, tmp_path, capsys
+):
+  fields = {"data.eval_path": "/no/rows.jsonl", "model.path": "/no/model"}
+  line = _fails(arguments(tmp_path / "w", **fields), capsys)
+  assert "/no/rows.jsonl" in line
+
+
 @pytest.mark.parametrize(
   ("fields", "message"),
   [

@@ -49,7 +49,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
   "optimizer.schedule": ("constant", "cosine", "linear"),
   "mesh.strategy": ("pmap", "sharded"),
   "benchmark.tool_docs": ("raw", "json_schema"),
-  "benchmark.user": ("none", "openai", "anthropic"),
+  "benchmark.user": ("none", "local", "openai", "anthropic"),
   "benchmark.search": ("none", "bm25", "recorded", "serper"),
 }
 

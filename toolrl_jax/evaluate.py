@@ -9,6 +9,7 @@ are on disk, so the same command goes on where it was stopped. With axes in
 config.sensitivity the same is done for each way of asking, and compared.
 """
 
+import contextlib
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -16,18 +17,20 @@ from collections.abc import Sequence
 import ml_collections
 
 from toolrl_jax import command, configuration, parts, study, suite
-from toolrl_jax.evaluation import records, score_table
+from toolrl_jax.evaluation import comparison, records, score_table
 
 USAGE = """\
 toolrl-evaluate: scores a model on tool-calling benchmarks.
 
   toolrl-evaluate --config=FILE --workdir=DIR [--config.section.field=VALUE ...]
-  toolrl-evaluate --show=DIR
+  toolrl-evaluate --show=DIR [--against=DIR]
 
   --config    a recipe, for example configs/evaluate_tiny.py
   --workdir   where the run writes: config.json, answers/, scores.json; with
               axes in config.sensitivity also cells/, study.json, study.md
-  --show      prints the score file of a run
+  --show      prints the score file of a run, or the report of a study
+  --against   beside --show: the run of another checkpoint under the same
+              protocol; prints the differences with their intervals
   What is scored, and how the model is asked, stands in the sections benchmark,
   prompt, rollout and sensitivity of configs/common.py. The same command again
   goes on where a run was stopped."""
@@ -40,17 +43,34 @@ def run(argv: list[str] | None = None) -> None:
 
 
 def _run(argv: Sequence[str]) -> None:
-  shown = [a for a in argv[1:] if a.lstrip("-").startswith("show=")]
-  if shown:
-    text = _shown(pathlib.Path(shown[0].partition("=")[2]))
+  show, against = (_folder(argv, name) for name in ("show", "against"))
+  if show is not None:
+    text = _shown(show, against)
+  elif against is not None:
+    raise configuration.UsageError(
+      "--against needs --show=DIR, the run that is compared; add it."
+    )
   else:
     text = main(*configuration.load(argv, USAGE, is_training=False))
   sys.stdout.write(f"{text}\n")
 
 
-def _shown(path: pathlib.Path) -> str:
-  """Returns the report of a study, or the table of a score file."""
+def _folder(argv: Sequence[str], flag: str) -> pathlib.Path | None:
+  """Returns the folder that a flag names."""
+  for argument in argv[1:]:
+    name, _, value = argument.lstrip("-").partition("=")
+    if name == flag:
+      return pathlib.Path(value)
+  return None
+
+
+def _shown(path: pathlib.Path, against: pathlib.Path | None) -> str:
+  """Returns the report of a study, the table of a score file, or gains."""
   try:
+    if against is not None:
+      return comparison.describe(
+        records.read_scores(path), records.read_scores(against)
+      )
     if (path / "study.md").is_file():
       return (path / "study.md").read_text().rstrip()
     return score_table.describe(records.read_scores(path))
@@ -81,9 +101,12 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:
   with parts.sole_writer(workdir):
     if study.is_asked(config):
       return study.run(config, workdir)
-    with suite.serve(config) as served:
+    with contextlib.ExitStack() as stack:
+      # A mistake there shows before the model is loaded.
+      benchmarks = suite.opened(config, stack)
+      served = stack.enter_context(suite.serve(config))
       parts.write_config(config, workdir)
-      scores = suite.run(config, served, workdir)
+      scores = suite.run(config, served, workdir, benchmarks)
   return score_table.describe(scores)
 
 

@@ -135,8 +135,10 @@ def _bfcl(config: ml_collections.ConfigDict) -> bfcl.Bfcl:
 
 def _acebench(config: ml_collections.ConfigDict) -> benchmark.Benchmark:
   section = config.benchmark
-  user = None
-  if section.user != "none":
+  user: user_simulator.UserSimulator | None = None
+  if section.user == "local":
+    user = user_simulator.LocalUser()
+  elif section.user != "none":
     user = user_simulator.HttpUser(
       section.user,
       base_url=section.user_url,

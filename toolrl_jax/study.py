@@ -7,6 +7,7 @@ two, each cell in a folder of its own; what had ended there is not asked again.
 Then writes study.json, study.md and a chart for each benchmark.
 """
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -71,8 +72,15 @@ def _check(config: ml_collections.ConfigDict) -> None:
       'config.benchmark.names has "general", whose report names no items to '
       "compare; leave it out of a study."
     )
+  # The items depend on no other axis.
+  by_completion: dict[str, ml_collections.ConfigDict] = {}
   for cell in _cells(config):
-    suite.asked_protocol(_cell_config(config, cell))
+    changed = _cell_config(config, cell)
+    suite.asked_protocol(changed)
+    by_completion.setdefault(changed.prompt.completion, changed)
+  for changed in by_completion.values():
+    with contextlib.ExitStack() as stack:
+      suite.opened(changed, stack)
   if config.sensitivity.base:
     try:
       weights.load_config(config.sensitivity.base)
@@ -118,7 +126,9 @@ def _score_cells(
       path = folder / suite.asked_protocol(changed).hash
       logging.info("cell %d of %d: %s", number, len(cells), cell.label)
       # What had ended is not asked again; other items or rules are refused.
-      scores.append(suite.run(changed, served, path))
+      with contextlib.ExitStack() as stack:
+        benchmarks = suite.opened(changed, stack)
+        scores.append(suite.run(changed, served, path, benchmarks))
   return scores
 
 

@@ -87,8 +87,35 @@ def serve(config: ml_collections.ConfigDict) -> Iterator[Served]:
     yield served(policy, server, config.model.path or config.model.preset)
 
 
+def opened(
+  config: ml_collections.ConfigDict, stack: contextlib.ExitStack
+) -> list[benchmark.Benchmark]:
+  """Opens the benchmarks and finds what can be found without the model.
+
+  Args:
+    config: A checked configuration.
+    stack: Closes what the benchmarks hold.
+
+  Returns:
+    The benchmarks that are answered in conversations.
+
+  Raises:
+    UsageError: One cannot be opened or has no items, the system text cannot be
+      read, or a package is missing.
+  """
+  asked_protocol(config)
+  general.check(config)
+  found = named.open_all(config, stack)
+  for one in found:
+    named.items(one)
+  return found
+
+
 def run(
-  config: ml_collections.ConfigDict, served: Served, workdir: pathlib.Path
+  config: ml_collections.ConfigDict,
+  served: Served,
+  workdir: pathlib.Path,
+  benchmarks: Sequence[benchmark.Benchmark],
 ) -> dict[str, Any]:
   """Answers and scores every benchmark under every seed.
 
@@ -96,18 +123,18 @@ def run(
     config: A checked configuration.
     served: The model.
     workdir: Where answers/ and scores.json are written; made when missing.
+    benchmarks: From `opened` with the same configuration.
 
   Returns:
     What scores.json holds.
 
   Raises:
-    UsageError: A benchmark cannot be opened, or the folder holds answers of
+    UsageError: A data file breaks the scoring, or the folder holds answers of
       another run.
     RolloutError: The engine failed; ended conversations are on disk.
   """
   asked = asked_protocol(config)
   _check_positions(asked, served.policy)
-  general.check(config)
   logging.info(
     "%s, weights %s, protocol %s; writes to %s",
     served.name,
@@ -124,11 +151,10 @@ def run(
     completion_buckets=parts.completion_buckets(config),
     max_open=config.benchmark.open,
   )
-  with contextlib.ExitStack() as stack:
-    scored = {
-      one.name: _score_benchmark(config, one, responder, asked, served, workdir)
-      for one in named.open_all(config, stack)
-    }
+  scored = {
+    one.name: _score_benchmark(config, one, responder, asked, served, workdir)
+    for one in benchmarks
+  }
   if general.NAME in config.benchmark.names:
     scored[general.NAME] = general.score(config, served.policy, served.server)
   scores = {
@@ -187,10 +213,8 @@ def check(config: ml_collections.ConfigDict, policy: parts.Policy) -> None:
     UsageError: As in `run`.
   """
   _check_positions(asked_protocol(config), policy)
-  general.check(config)
   with contextlib.ExitStack() as stack:
-    for one in named.open_all(config, stack):
-      named.items(one)
+    opened(config, stack)
 
 
 def asked_items(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -8,6 +8,7 @@ A killed run that is started again with the same command continues from its
 newest whole checkpoint, bit for bit.
 """
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -457,7 +458,9 @@ def _benchmarks(run: Run, step: int) -> dict[str, float]:
   served = suite.served(
     run.policy, run.server, f"{run.workdir.name}, step {step}"
   )
-  scores = suite.run(config, served, folder)
+  with contextlib.ExitStack() as stack:
+    benchmarks = suite.opened(config, stack)
+    scores = suite.run(config, served, folder, benchmarks)
   return suite.metrics(scores) | {
     "benchmark/secs": time.perf_counter() - started
   }

@@ -272,14 +272,13 @@ def test_a_multi_turn_task_has_40_messages(bench):
 
 
 def test_a_silent_user_is_an_error(bench, shared_dir):
-  def fail(messages):
-    raise user_simulator.SimulatorError("no line")
-
-  user = user_simulator.FunctionUser("broken", fail)
+  user = user_simulator.LocalUser()
   silent = acebench.AceBench(shared_dir / "data/acebench", user=user)
   item = _items(bench, "agent_multi_turn")[0]
+  talk = silent.converse(item)
+  assert next(talk).speaker == "user"
   with pytest.raises(user_simulator.SimulatorError):
-    next(silent.converse(item))
+    talk.send(_answer("")._replace(is_cut=True))
 
 
 def test_agent_prompts_hold_policy_tools_and_task(bench):

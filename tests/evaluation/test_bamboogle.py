@@ -67,16 +67,24 @@ def _say(text):
   return f"<think> t </think>\n<response> {text} </response>"
 
 
+def _until_asked(talk, reply):
+  """Lets the conversation go on to its next question to the model."""
+  wanted = talk.send(reply)
+  while isinstance(wanted, conversation.Wait):
+    wanted = talk.send(wanted.call())
+  return wanted
+
+
 def _play(bench, texts, item=None, style="toolrl"):
   """Plays the texts as the model's answers; returns asks and outcome."""
   item = item or bench.items()[0]
   talk, asks, reply = bench.converse(item), [], None
   try:
     for text in texts:
-      asks.append(talk.send(reply))
+      asks.append(_until_asked(talk, reply))
       parsed = tool_calls.parse_completion(text, style=style)
       reply = conversation.Answer(text, parsed)
-    talk.send(reply)
+    _until_asked(talk, reply)
   except StopIteration as stop:
     return asks, json.loads(json.dumps(stop.value))
   raise AssertionError("the conversation wants more answers")

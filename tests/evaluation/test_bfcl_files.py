@@ -24,7 +24,9 @@ from toolrl_jax.parsing import tool_calls
 
 _NAME = "Qwen/Qwen3-0.6B-FC"
 _LIMITS = bfcl_process.Limits(request_secs=60.0, conversation_secs=120.0)
-_SCRIPT = pathlib.Path(__file__).with_name("bfcl_upstream.py")
+_SCRIPT = (
+  pathlib.Path(__file__).parents[2] / "benchmarks/peers/bfcl_upstream.py"
+)
 
 
 @pytest.fixture(scope="module")

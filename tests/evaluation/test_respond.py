@@ -1,5 +1,7 @@
 """Many conversations over a real engine: tokens, names, limits, failures."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -86,7 +88,9 @@ _CITIES = ("Oslo", "Rome", "Lima", "Kyiv", "Bern", "Doha")
 _ITEMS = [(city, _three_turns(city)) for city in _CITIES]
 
 
-def _respond(server, tiny, items=_ITEMS, seed=0, max_open=0, **changes):
+def _respond(
+  server, tiny, items=_ITEMS, seed=0, max_open=0, on_end=None, **changes
+):
   _, _, text, stop_ids = tiny
   ended = {}
   responder = respond.Responder(
@@ -101,7 +105,7 @@ def _respond(server, tiny, items=_ITEMS, seed=0, max_open=0, **changes):
   responder.respond(
     items,
     seed=seed,
-    on_end=lambda some: ended.update({one.id: one for one in some}),
+    on_end=on_end or (lambda some: ended.update({one.id: one for one in some})),
   )
   return ended
 
@@ -261,3 +265,91 @@ def test_a_cut_answer_says_so(servers, tiny):
   ).values()
   assert ended.outcome == {"is_cut": True, "num_tokens": 2}
   assert ended.num_cut == 1
+
+
+def test_waiting_conversations_wait_at_the_same_time(servers, tiny, answered):
+  # Each goes on only when all six have come to wait.
+  barrier = threading.Barrier(len(_CITIES), timeout=60)
+
+  def after_waiting(converse):
+    def talk():
+      found = yield conversation.Wait(lambda: barrier.wait() >= 0)
+      assert found
+      return (yield from converse())
+
+    return talk
+
+  items = [(name, after_waiting(start)) for name, start in _ITEMS]
+  ended = _respond(servers[0], tiny, items, max_open=len(items))
+  assert not barrier.broken
+  assert _said(ended) == _said(answered)
+
+
+def test_others_go_on_while_one_waits(servers, tiny, answered):
+  are_done = threading.Event()
+
+  def waiter():
+    yield conversation.Wait(lambda: are_done.wait(60))
+    return {"all_done": are_done.is_set()}
+
+  ended = {}
+
+  def on_end(some):
+    ended.update({one.id: one for one in some})
+    if set(_CITIES) <= set(ended):
+      are_done.set()
+
+  _respond(servers[0], tiny, [("w", waiter), *_ITEMS], on_end=on_end)
+  assert ended.pop("w").outcome == {"all_done": True}
+  assert _said(ended) == _said(answered)
+
+
+def test_what_is_raised_outside_is_raised_in_the_conversation(servers, tiny):
+  def fail():
+    raise OSError("the service is away")
+
+  def mended():
+    try:
+      yield conversation.Wait(fail)
+    except OSError as error:
+      return {"said": str(error)}
+
+  def broken():
+    yield conversation.Wait(fail)
+
+  ended = _respond(servers[0], tiny, [("m", mended), ("b", broken)])
+  assert ended["m"].outcome == {"said": "the service is away"}
+  assert ended["b"].error == "OSError: the service is away"
+
+
+def test_the_model_plays_the_user_apart_from_its_own_part(servers, tiny):
+  def converse(rules):
+    def talk():
+      history, lines = (), []
+      for turn in range(2):
+        system = {"role": "system", "content": rules}
+        said = [{"role": "assistant", "content": line} for line in lines]
+        line = yield conversation.Ask(
+          (system, {"role": "user", "content": "?"}, *said),
+          turn=turn,
+          speaker="user",
+        )
+        lines.append(line.text)
+        history += ({"role": "user", "content": f"weather in Oslo, {turn}?"},)
+        answer = yield conversation.Ask(history, _TOOLS, turn=turn)
+        history += (conversation.assistant_turn(answer),)
+      return {"said": [one["raw"] for one in history[1::2]], "lines": lines}
+
+    return talk
+
+  for server in servers:
+    first = _respond(server, tiny, [("a", converse("You want a pizza."))])["a"]
+    other = _respond(server, tiny, [("a", converse("You are tired."))])["a"]
+    assert not first.error
+    # Neither counted nor mixed up with the part of the model that is scored.
+    assert (first.num_answers, first.num_extended, first.num_rebuilt) == (
+      2, 1, 0,
+    )  # fmt: skip
+    assert first.outcome["said"] == other.outcome["said"]
+    assert first.outcome["lines"] != other.outcome["lines"]
+    assert first.num_prompt_tokens == other.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""User simulators: scripts, functions, and two services over real HTTP."""
+"""User simulators: scripts, the model, and two services over real HTTP."""
 
 import contextlib
 import http.server
@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from toolrl_jax.evaluation import user_simulator
+from toolrl_jax.evaluation import conversation, user_simulator
+from toolrl_jax.parsing import tool_calls
 
 pytestmark = pytest.mark.quick
 
@@ -84,10 +85,30 @@ def _user(style, service, **options):
   )
 
 
+def _answer(text):
+  parsed = tool_calls.parse_completion(text, style="native")
+  return conversation.Answer(text, parsed)
+
+
+def _line(user, rules="r", dialogue=(), answers=()):
+  """Hears the user's next line; a model that is asked says the answers."""
+  speech, answers = user.speak(rules, dialogue), list(answers)
+  try:
+    wanted = next(speech)
+    while True:
+      if isinstance(wanted, conversation.Wait):
+        wanted = speech.send(wanted.call())
+      else:
+        answer = answers.pop(0)
+        wanted = speech.send(answer(wanted) if callable(answer) else answer)
+  except StopIteration as stop:
+    return stop.value
+
+
 def test_openai_service():
   with _serving((200, _openai(" To Frank \n"))) as service:
     user = _user("openai", service)
-    assert user.reply("the rules", _DIALOGUE) == "To Frank"
+    assert _line(user, "the rules", _DIALOGUE) == "To Frank"
     ((path, headers, body),) = service.asked
   assert path == "/v1/chat/completions"
   assert headers["authorization"] == f"Bearer {_KEY}"
@@ -98,13 +119,13 @@ def test_openai_service():
   assert roles == ["system", "user", "assistant", "user"]
   assert body["messages"][0]["content"] == "the rules"
   assert body["messages"][2]["content"] == "Hello"
-  assert user.name == "openai:m-1"
+  assert user.name == f"openai:m-1 at {service.url}"
 
 
 def test_anthropic_service():
   with _serving((200, _anthropic("To ", "Frank"))) as service:
     user = _user("anthropic", service, temperature=None)
-    assert user.reply("the rules", _DIALOGUE) == "To Frank"
+    assert _line(user, "the rules", _DIALOGUE) == "To Frank"
     ((path, headers, body),) = service.asked
   assert path == "/v1/messages"
   assert headers["x-api-key"] == _KEY
@@ -118,14 +139,14 @@ def test_anthropic_service():
 
 def test_a_service_without_a_key_gets_none():
   with _serving((200, _openai("Yes"))) as service:
-    assert _user("openai", service, key_name="").reply("r", ()) == "Yes"
+    assert _line(_user("openai", service, key_name="")) == "Yes"
     assert "authorization" not in service.asked[0][1]
 
 
 def test_what_may_pass_is_tried_again():
   answers = [(429, {}), (None, None), (503, {}), (200, _openai("Now"))]
   with _serving(*answers) as service:
-    assert _user("openai", service).reply("r", ()) == "Now"
+    assert _line(_user("openai", service)) == "Now"
     assert len(service.asked) == 4
 
 
@@ -148,7 +169,7 @@ def test_a_service_that_fails_is_an_error_in_one_line(
   with _serving(*answers) as service:
     user = _user("openai", service)
     with pytest.raises(user_simulator.SimulatorError, match=reason) as error:
-      user.reply("r", ())
+      _line(user, "r", ())
     assert len(service.asked) == num_tries
   assert "\n" not in str(error.value) and _KEY not in str(error.value)
 
@@ -157,7 +178,7 @@ def test_a_service_that_is_away_is_an_error():
   with _serving() as service:
     user = _user("openai", service, num_tries=2)
   with pytest.raises(user_simulator.SimulatorError, match="URLError"):
-    user.reply("r", ())
+    _line(user, "r", ())
 
 
 @pytest.mark.parametrize(
@@ -180,24 +201,33 @@ def test_a_script_is_said_in_order():
   assert isinstance(user, user_simulator.UserSimulator)
   dialogue = []
   for line in ("one", "two", user_simulator.FINISHED, user_simulator.FINISHED):
-    assert user.reply("r", dialogue) == line
+    assert _line(user, "r", dialogue) == line
     dialogue += [
       user_simulator.Line("user", line),
       user_simulator.Line("agent", "and?"),
     ]
 
 
-def test_a_function_sees_the_rules_and_its_own_lines():
-  seen = []
+def test_the_scored_model_sees_the_rules_and_its_own_lines():
+  asked = []
 
-  def answer(messages):
-    seen.extend(messages)
-    return "Fine"
+  def answer(ask):
+    asked.append(ask)
+    return _answer("<think> hm </think> Fine")
 
-  user = user_simulator.FunctionUser("local", answer)
-  assert user.reply("the rules", _DIALOGUE[:1]) == "Fine"
-  assert seen[0] == {"role": "system", "content": "the rules"}
-  assert seen[-1] == {"role": "assistant", "content": "Hello"}
+  user = user_simulator.LocalUser()
+  assert isinstance(user, user_simulator.UserSimulator)
+  assert _line(user, "the rules", _DIALOGUE[:1], [answer]) == "Fine"
+  (ask,) = asked
+  assert ask.messages[0] == {"role": "system", "content": "the rules"}
+  assert ask.messages[-1] == {"role": "assistant", "content": "Hello"}
+  assert (ask.speaker, ask.turn, ask.step) == ("user", 1, 0)
+
+
+def test_a_dialogue_too_long_for_the_scored_model_is_an_error():
+  answer = _answer("")._replace(is_cut=True)
+  with pytest.raises(user_simulator.SimulatorError, match="max_prompt_tokens"):
+    _line(user_simulator.LocalUser(), "r", (), [answer])
 
 
 def test_the_rules_keep_the_player_a_user():

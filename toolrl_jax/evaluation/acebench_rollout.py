@@ -19,7 +19,7 @@ It knows neither gold nor scores.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from toolrl_jax import types
@@ -58,7 +58,7 @@ def multi_step(
   for step in range(MAX_MESSAGES // 2):
     answer = yield conversation.Ask(messages=tuple(messages), step=step)
     messages.append(conversation.assistant_turn(answer))
-    if _is_over_long(answer):
+    if answer.is_over_long:
       return log.outcome("prompt too long")
     is_late = 2 * step >= _FIRST_LAST_MESSAGE
     if is_late and user_simulator.FINISHED in answer.spoken:
@@ -93,14 +93,14 @@ def multi_turn(
   rules = user_simulator.rules(row["question"], is_travel=is_travel)
   dialogue: list[user_simulator.Line] = []
   messages = [acebench_prompts.agent_system(row, "agent_multi_turn")]
-  messages.append(_say(user, rules, dialogue))
+  messages.append((yield from _say(user, rules, dialogue)))
   turn, step, number = 0, 0, 0
   while number < MAX_MESSAGES:
     answer = yield conversation.Ask(
       messages=tuple(messages), turn=turn, step=step
     )
     messages.append(conversation.assistant_turn(answer))
-    if _is_over_long(answer):
+    if answer.is_over_long:
       return log.outcome("prompt too long")
     if _is_last(number, answer.spoken):
       return log.outcome("finished")
@@ -115,7 +115,7 @@ def multi_turn(
       step += 1
     else:
       dialogue.append(user_simulator.Line("agent", answer.spoken))
-      messages.append(_say(user, rules, dialogue))
+      messages.append((yield from _say(user, rules, dialogue)))
       turn, step = turn + 1, 0
       if _is_last(number, dialogue[-1].text):
         return log.outcome("finished")
@@ -193,16 +193,11 @@ def _say(
   user: user_simulator.UserSimulator,
   rules: str,
   dialogue: list[user_simulator.Line],
-) -> dict[str, str]:
+) -> Generator[Any, Any, dict[str, str]]:
   """Has the user speak; returns the history entry."""
-  line = user.reply(rules, tuple(dialogue))
+  line = yield from user.speak(rules, tuple(dialogue))
   dialogue.append(user_simulator.Line("user", line))
   return {"role": "user", "content": line}
-
-
-def _is_over_long(answer: conversation.Answer) -> bool:
-  """Whether the history no longer fits; it would not fit later either."""
-  return answer.is_cut and not answer.text
 
 
 def _is_last(number: int, text: str) -> bool:

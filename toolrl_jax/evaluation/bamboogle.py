@@ -21,10 +21,11 @@ called bamboogle_offline: they cannot be compared with published numbers.
 See "Measuring and Narrowing the Compositionality Gap" (arXiv:2210.03350).
 """
 
+import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from toolrl_jax import types
@@ -125,16 +126,20 @@ class Bamboogle:
         break
       if answer.parsed.calls:
         messages.append(conversation.assistant_turn(answer))
-        content = self._call(answer.parsed.calls[0], outcome)
+        content = yield from self._call(answer.parsed.calls[0], outcome)
         messages.append(conversation.tool_turn(content, _TOOL_NAME))
     outcome["answer"] = _final(answer)
     outcome["is_cut"] = answer.is_cut
     if self._judge:
       gold = str(item.row["gold"])
-      outcome["judged"] = self._judge.judge(question, gold, outcome["answer"])
+      outcome["judged"] = yield conversation.Wait(
+        functools.partial(self._judge.judge, question, gold, outcome["answer"])
+      )
     return outcome
 
-  def _call(self, call: types.ToolCall, outcome: dict[str, Any]) -> str:
+  def _call(
+    self, call: types.ToolCall, outcome: dict[str, Any]
+  ) -> Generator[conversation.Wait, search_lib.Found, str]:
     """Makes one call and notes it; returns what the model is shown."""
     query = call.arguments.get("query")
     if call.name != _TOOL_NAME:
@@ -144,7 +149,9 @@ class Bamboogle:
     if len(query) > _MAX_QUERY_CHARS:
       return f"Error: query must have at most {_MAX_QUERY_CHARS} characters."
     assert self._search is not None  # without it the tool is not offered
-    found = self._search.search(query, NUM_PAGES)
+    found = yield conversation.Wait(
+      functools.partial(self._search.search, query, NUM_PAGES)
+    )
     outcome["queries"].append(query)
     outcome["num_failed"] += bool(found.error)
     return search_lib.lines(found)

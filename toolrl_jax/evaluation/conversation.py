@@ -1,18 +1,19 @@
 """One evaluated conversation: what it asks the model, and what it is told.
 
-A conversation is a generator. It yields an `Ask`, is sent the `Answer`, and
-so on; what it returns is its outcome, a JSON object that its benchmark scores
-later. So a benchmark is written as if it talked to one model alone, while the
-responder keeps many conversations in the air. Nothing here knows tokens,
-templates or devices.
+A conversation is a generator. It yields an `Ask` and is sent the `Answer`, or
+yields a `Wait` and is sent what somebody outside said, and so on; what it
+returns is its outcome, a JSON object that its benchmark scores later. So a
+benchmark is written as if it talked to one model alone, while the responder
+keeps many conversations in the air. Nothing here knows tokens, templates or
+devices.
 
     def converse(item):
       answer = yield Ask(messages=..., tools=..., turn=0, step=0)
       return {"text": answer.text}
 """
 
-from collections.abc import Generator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Literal, NamedTuple
 
 from toolrl_jax import types
 
@@ -31,6 +32,9 @@ class Ask(NamedTuple):
       occurs once in a conversation and is part of the name of its samples.
     verbatim: Exact [system, user] messages of a prompt that came rendered in
       the ToolRL layout; None for others.
+    speaker: Whose part the model has. As "user" it plays the one who talks to
+      the model that is scored: its prompts are in the chat template whatever
+      the protocol asks, and its answers are not counted.
   """
 
   messages: tuple[Mapping[str, Any], ...]
@@ -38,6 +42,20 @@ class Ask(NamedTuple):
   turn: int = 0
   step: int = 0
   verbatim: tuple[Mapping[str, str], ...] | None = None
+  speaker: Literal["agent", "user"] = "agent"
+
+
+class Wait(NamedTuple):
+  """Something outside the model that a conversation waits for.
+
+  Others go on meanwhile.
+
+  Attributes:
+    call: Run on a thread of its own, with others beside it. Its value is sent
+      to the conversation, what it raises is raised there.
+  """
+
+  call: Callable[[], Any]
 
 
 class Answer(NamedTuple):
@@ -58,6 +76,11 @@ class Answer(NamedTuple):
   num_tokens: int = 0
 
   @property
+  def is_over_long(self) -> bool:
+    """Whether the prompt left no room for an answer."""
+    return self.is_cut and not self.text
+
+  @property
   def spoken(self) -> str:
     """What follows the thinking; empty when the thinking never ends."""
     _, is_ended, rest = self.text.rpartition(_THINK_END)
@@ -66,7 +89,7 @@ class Answer(NamedTuple):
     return "" if "<think>" in self.text else self.text.strip()
 
 
-Conversation = Generator[Ask, Answer, Mapping[str, Any]]
+Conversation = Generator[Ask | Wait, Any, Mapping[str, Any]]
 
 
 def assistant_turn(answer: Answer) -> dict[str, Any]:

@@ -6,10 +6,13 @@ the decode rows are full as long as more conversations are open than there are
 rows. A sample is named by (seed, item, turn, step), its prompt runs alone, and
 a conversation sees only its own stored tokens: what it gets does not depend on
 which others are open (bit for bit at an equal number of rows, while the prefix
-store holds all of them). Knows neither benchmarks nor files.
+store holds all of them). Those that wait for somebody outside stand aside, and
+come back when they were told. Knows neither benchmarks nor files.
 """
 
+import concurrent.futures
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +27,9 @@ from toolrl_jax.evaluation.protocol import Protocol
 from toolrl_jax.model import tokenizer as tokenizer_lib
 from toolrl_jax.parsing import tool_calls
 from toolrl_jax.rollout import collect
+
+# Services that are asked at the same time.
+_MAX_WAITING = 16
 
 
 class Ended(NamedTuple):
@@ -64,9 +70,11 @@ class _Open:
   generator: conversation.Conversation
   secs: float = 0.0
   ask: conversation.Ask | None = None
+  waits_for: concurrent.futures.Future | None = None
   prompt_ids: Sequence[int] = ()
   prompt_text: str = ""
-  before: prompt.Started | None = None
+  # What was run and sampled before, by whose part it was.
+  before: dict[str, prompt.Started] = dataclasses.field(default_factory=dict)
   outcome: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   error: str = ""
   counts: dict[str, int] = dataclasses.field(
@@ -75,7 +83,20 @@ class _Open:
     )
   )
 
+  @property
+  def is_ended(self) -> bool:
+    return self.ask is None and self.waits_for is None
+
+  @property
+  def key(self) -> str:
+    """Names whose tokens these are, in this conversation."""
+    assert self.ask is not None
+    is_agent = self.ask.speaker == "agent"
+    return self.id if is_agent else f"{self.id}\0{self.ask.speaker}"
+
   def count(self, **more: int) -> None:
+    if self.ask is None or self.ask.speaker != "agent":
+      return
     for name, number in more.items():
       self.counts[f"num_{name}"] += number
 
@@ -142,34 +163,71 @@ class Responder:
       RolloutError: The engine failed; conversations that had ended were
         reported.
     """
-    waiting = iter(items)
+    to_start = iter(items)
     running: list[_Open] = []
-    while True:
-      for one in self._start(waiting, self._max_open - len(running)):
-        running.append(one)
-      if not running:
-        return
-      for bucket, members in self._by_bucket(running).items():
-        self._answer(members, bucket, seed)
-      on_end([one.end() for one in running if one.ask is None])
-      running = [one for one in running if one.ask is not None]
+    pool = concurrent.futures.ThreadPoolExecutor(_MAX_WAITING)
+    try:
+      while True:
+        running += self._start(to_start, self._max_open - len(running), pool)
+        if not running:
+          return
+        for bucket, members in self._by_bucket(running).items():
+          self._answer(members, bucket, seed, pool)
+        on_end([one.end() for one in running if one.is_ended])
+        running = [one for one in running if not one.is_ended]
+        # After the others' ends are kept: it may take a while.
+        self._hear(running, pool)
+    finally:
+      pool.shutdown(wait=False, cancel_futures=True)
 
-  def _start(self, waiting: Iterator, room: int) -> Iterator[_Open]:
-    for _, (item_id, start) in zip(range(room), waiting):
+  def _start(self, to_start: Iterator, room: int, pool) -> list[_Open]:
+    started = []
+    for _, (item_id, start) in zip(range(room), to_start):
       one = _Open(item_id, start())
-      self._advance(one, None)
-      yield one
+      self._advance(one, functools.partial(next, one.generator), pool)
+      started.append(one)
+    return started
 
-  def _advance(self, one: _Open, answer: conversation.Answer | None) -> None:
-    """Hears what a conversation wants next, until that can be answered."""
-    while True:
-      try:
-        one.ask = (
-          next(one.generator) if answer is None else one.generator.send(answer)
+  def _hear(self, running: Sequence[_Open], pool) -> None:
+    """Tells conversations what came from outside.
+
+    Waits for the first of it where nobody has anything else to do.
+    """
+    futures = [one.waits_for for one in running if one.waits_for is not None]
+    if futures and all(one.ask is None for one in running):
+      concurrent.futures.wait(
+        futures, return_when=concurrent.futures.FIRST_COMPLETED
+      )
+    for one in running:
+      if one.waits_for is not None and one.waits_for.done():
+        came, one.waits_for = one.waits_for, None
+        failure = came.exception()
+        self._advance(
+          one,
+          functools.partial(one.generator.send, came.result())
+          if failure is None
+          else functools.partial(one.generator.throw, failure),
+          pool,
         )
-        self._encode(one, one.ask)
+
+  def _advance(
+    self,
+    one: _Open,
+    go_on: Callable[[], conversation.Ask | conversation.Wait],
+    pool: concurrent.futures.Executor,
+  ) -> None:
+    """Lets a conversation go on to the next that has to be waited for."""
+    while True:
+      one.ask = None
+      try:
+        wanted = go_on()
+        if isinstance(wanted, conversation.Wait):
+          one.waits_for = pool.submit(wanted.call)
+          return
+        one.ask = wanted
+        self._encode(one, wanted)
       except StopIteration as stop:
-        one.ask, one.outcome = None, stop.value or {}
+        one.outcome = stop.value or {}
         return
       except Exception as error:  # noqa: BLE001 - one item, not the run
         one.ask, one.error = None, _one_line(error)
@@ -178,24 +236,27 @@ class Responder:
       if len(one.prompt_ids) <= self._protocol.max_prompt_tokens:
         return
       one.count(over_long=1)
-      answer = self._read("", is_cut=True, one=one)
+      go_on = functools.partial(
+        one.generator.send, self._read("", is_cut=True, one=one)
+      )
 
   def _encode(self, one: _Open, ask: conversation.Ask) -> None:
     """Gives a conversation its next prompt."""
     example = types.Example(
       one.id, ask.messages, ask.tools, types.Gold(), ask.verbatim
     )
-    protocol = self._protocol
+    protocol, started = self._protocol, one.before.get(ask.speaker)
+    is_agent = ask.speaker == "agent"
     encoded = prompt.encode_next(
       example,
       self._tokenizer,
-      started=one.before,
-      template=protocol.template,
+      started=started,
+      template=protocol.template if is_agent else "native",
       thinking=protocol.thinking,
-      system=protocol.system,
+      system=protocol.system if is_agent else "",
       wrap_tools=protocol.tool_docs != "raw",
     )
-    if one.before is not None:
+    if started is not None:
       one.count(extended=encoded.is_extension, rebuilt=not encoded.is_extension)
     one.prompt_ids, one.prompt_text = encoded.prompt_ids, encoded.text
 
@@ -207,7 +268,9 @@ class Responder:
         by_bucket.setdefault(bucket, []).append(one)
     return dict(sorted(by_bucket.items()))
 
-  def _answer(self, members: Sequence[_Open], bucket: int, seed: int) -> None:
+  def _answer(
+    self, members: Sequence[_Open], bucket: int, seed: int, pool
+  ) -> None:
     """Runs one prompt of each member and tells it the answer."""
     batch = padding.batch(
       [one.prompt_ids for one in members],
@@ -223,11 +286,11 @@ class Responder:
       completion_buckets=self._completion_buckets,
       reuse_prefixes=self._is_storing,
       names=[
-        f"{seed}/{one.id}/{one.ask.turn}/{one.ask.step}"
+        f"{seed}/{one.key}/{one.ask.turn}/{one.ask.step}"
         for one in members
         if one.ask is not None
       ],
-      conversations=[one.id for one in members] if self._is_storing else (),
+      conversations=[one.key for one in members] if self._is_storing else (),
     )
     texts = tokenizer_lib.texts(rollouts, self._tokenizer, [*self._stops])
     share = (time.monotonic() - start) / len(members)
@@ -241,10 +304,11 @@ class Responder:
       one.count(answers=1, prompt_tokens=len(one.prompt_ids), tokens=length)
       one.count(cut=is_cut)
       one.secs += share
-      one.before = prompt.Started(
-        one.prompt_text + text, [*one.prompt_ids, *ids]
-      )
-      self._advance(one, answer)
+      if one.ask is not None:
+        one.before[one.ask.speaker] = prompt.Started(
+          one.prompt_text + text, [*one.prompt_ids, *ids]
+        )
+      self._advance(one, functools.partial(one.generator.send, answer), pool)
 
   def _read(
     self, text: str, *, is_cut: bool, one: _Open, num_tokens: int = 0

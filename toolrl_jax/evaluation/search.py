@@ -15,6 +15,7 @@ import math
 import os
 import pathlib
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -65,7 +66,10 @@ class Search(Protocol):
   is_live: bool
 
   def search(self, query: str, num_pages: int) -> Found:
-    """Returns at most `num_pages` pages; never raises for a query."""
+    """Returns at most `num_pages` pages; never raises for a query.
+
+    Several threads may search at once.
+    """
     ...
 
   def provenance(self) -> Mapping[str, str]:
@@ -180,6 +184,7 @@ class Recorded:
       ValueError: The file is missing without `live`, or has a broken line.
     """
     self._file, self._live = pathlib.Path(path), live
+    self._lock = threading.Lock()
     self.name = f"recorded+{live.name}" if live else "recorded"
     self.is_live = live is not None and live.is_live
     self._pages: dict[tuple[str, int], tuple[Page, ...]] = {}
@@ -225,11 +230,18 @@ class Recorded:
       found = self._live.search(query, num_pages)
       if found.error:
         return found
-      self._pages[key] = found.pages
-      row = {"query": query, "num_pages": num_pages, "pages": found.pages}
+      self._record(key, found.pages)
+    return Found(self._pages[key])
+
+  def _record(self, key: tuple[str, int], pages: tuple[Page, ...]) -> None:
+    """Adds a line, unless another thread just did."""
+    with self._lock:
+      if key in self._pages:
+        return
+      self._pages[key] = pages
+      row = {"query": key[0], "num_pages": key[1], "pages": pages}
       with self._file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row) + "\n")
-    return Found(self._pages[key])
 
   def provenance(self) -> Mapping[str, str]:
     """Returns the hash of the records, or what they are made from."""

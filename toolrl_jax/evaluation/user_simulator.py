@@ -1,7 +1,7 @@
 """Who plays the user in a conversation that needs one.
 
 From what the user wants and what was said to the user's next line. Four
-players: a script, any function (the local model), and two HTTP services, the
+players: a script, the model that is scored, and two HTTP services, the
 OpenAI-compatible and the Anthropic-compatible one. The rules are those of
 ACEBench's simulator in our own words, with two corrections: the simulator is
 told to answer as the user, and its own lines come back to it as its own
@@ -9,15 +9,16 @@ told to answer as the user, and its own lines come back to it as its own
 agent's part (arXiv:2606.00135). It does not know tools or scores.
 """
 
+import functools
 import hashlib
 import os
 import time
 import urllib.error
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from toolrl_jax.evaluation import web_service
+from toolrl_jax.evaluation import conversation, web_service
 
 FINISHED = "finish conversation"
 
@@ -69,6 +70,9 @@ class Line(NamedTuple):
   text: str
 
 
+Speech = Generator[conversation.Ask | conversation.Wait, Any, str]
+
+
 @runtime_checkable
 class UserSimulator(Protocol):
   """Plays the user; holds no dialogue, so one serves many at once.
@@ -79,15 +83,15 @@ class UserSimulator(Protocol):
 
   name: str
 
-  def reply(self, rules: str, dialogue: Sequence[Line]) -> str:
-    """Returns the user's next line.
+  def speak(self, rules: str, dialogue: Sequence[Line]) -> Speech:
+    """Finds the user's next line, as a part of the conversation.
 
     Args:
       rules: What `rules` returned.
       dialogue: What was said so far; empty when the user is to begin.
 
     Returns:
-      The line, or `FINISHED`.
+      A generator for `yield from`; it returns the line, or `FINISHED`.
 
     Raises:
       SimulatorError: There is none.
@@ -126,32 +130,36 @@ class ScriptedUser:
     self.name = f"scripted ({len(lines)} lines)"
     self._lines = tuple(lines)
 
-  def reply(self, rules: str, dialogue: Sequence[Line]) -> str:
-    """Returns the line that stands next."""
+  def speak(self, rules: str, dialogue: Sequence[Line]) -> Speech:
+    """Says the line that stands next."""
     del rules
-    num_said = sum(line.speaker == "user" for line in dialogue)
+    yield from ()
+    num_said = _num_said(dialogue)
     return self._lines[num_said] if num_said < len(self._lines) else FINISHED
 
 
-class FunctionUser:
-  """Asks a function, such as a local model.
+class LocalUser:
+  """Lets the model that is scored play the user too.
 
-  Args:
-    name: Name in records.
-    function: From chat messages (`role`, `content`; the simulator is the
-      assistant) to a text.
+  It is sampled under the same temperature, top-p and top-k.
   """
 
-  def __init__(
-    self, name: str, function: Callable[[Sequence[Mapping[str, str]]], str]
-  ):
-    self.name = name
-    self._function = function
+  name = "local"
 
-  def reply(self, rules: str, dialogue: Sequence[Line]) -> str:
-    """Returns what the function says."""
+  def speak(self, rules: str, dialogue: Sequence[Line]) -> Speech:
+    """Asks the model; what it thinks is not said."""
     system = {"role": "system", "content": rules}
-    return self._function([system, *_messages(dialogue)])
+    answer = yield conversation.Ask(
+      messages=(system, *_messages(dialogue)),
+      turn=_num_said(dialogue),
+      speaker="user",
+    )
+    if answer.is_over_long:
+      raise SimulatorError(
+        "the user's part of the dialogue must fit the longest prompt, got a "
+        "longer one; raise config.data.max_prompt_tokens."
+      )
+    return answer.spoken
 
 
 class HttpUser:
@@ -195,7 +203,7 @@ class HttpUser:
       raise ValueError(
         f"num_tries must be at least 1, got {num_tries}; set it to 1 or more."
       )
-    self.name = f"{style}:{model}"
+    self.name = f"{style}:{model} at {base_url}"
     self._style, self._model = style, model
     path = "chat/completions" if style == "openai" else "messages"
     self._url = f"{base_url.rstrip('/')}/{path}"
@@ -206,7 +214,12 @@ class HttpUser:
     self._num_tries, self._wait_secs = num_tries, wait_secs
     self._service = web_service.Service(self._url, timeout_secs=timeout_secs)
 
-  def reply(self, rules: str, dialogue: Sequence[Line]) -> str:
+  def speak(self, rules: str, dialogue: Sequence[Line]) -> Speech:
+    """Waits for what the service says."""
+    call = functools.partial(self._reply, rules, tuple(dialogue))
+    return (yield conversation.Wait(call))
+
+  def _reply(self, rules: str, dialogue: Sequence[Line]) -> str:
     """Returns what the service says, trying again where that may help."""
     body: dict[str, Any] = {"model": self._model, **self._options}
     messages = _messages(dialogue)
@@ -256,6 +269,10 @@ def _headers(style: str, key: str) -> dict[str, str]:
     name = "Authorization" if is_openai else "x-api-key"
     headers[name] = f"Bearer {key}" if is_openai else key
   return headers
+
+
+def _num_said(dialogue: Sequence[Line]) -> int:
+  return sum(line.speaker == "user" for line in dialogue)
 
 
 def _messages(dialogue: Sequence[Line]) -> list[dict[str, str]]:

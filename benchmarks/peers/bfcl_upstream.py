@@ -105,6 +105,30 @@ def run_loop(request):
   return replies
 
 
+def run_single(request):
+  """Has the handler ask single-turn items, and gives what it writes down."""
+  handler_class = load_handler()
+  handler_class._query_prompting = ask_script
+  utils = importlib.import_module("bfcl_eval.utils")
+  handler = handler_class("script", 0.0, "script-FC", is_fc_model=True)
+  rows = {
+    row["id"]: row for row in utils.load_dataset_entry(request["category"])
+  }
+  replies = []
+  for job in request["jobs"]:
+    handler.texts, handler.lengths, handler.prompts = job["texts"], [], []
+    written, _ = handler.inference(
+      copy.deepcopy(rows[job["id"]]),
+      include_input_log=False,
+      exclude_state_log=True,
+    )
+    replies.append({"prompt": handler.prompts[0], "written": written})
+  return {
+    "replies": replies,
+    "template": inspect.getsource(handler_class._format_prompt),
+  }
+
+
 def evaluate(request):
   """Runs the package's evaluation over result files."""
   load_handler()
@@ -129,8 +153,9 @@ def evaluate(request):
 
 
 def main():
+  """Reads the two paths of the command line."""
   request = json.loads(pathlib.Path(sys.argv[1]).read_text())
-  kinds = {"loop": run_loop, "evaluate": evaluate}
+  kinds = {"loop": run_loop, "single": run_single, "evaluate": evaluate}
   reply = kinds[request["do"]](request)
   pathlib.Path(sys.argv[2]).write_text(json.dumps(reply))
 

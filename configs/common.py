@@ -223,6 +223,13 @@ def get_config() -> ml_collections.ConfigDict:
   mesh.data = 1
   mesh.fsdp = -1
   mesh.tensor = 1
+  # Runs of several processes, one a host, each started by the same command:
+  # "" (one process) | "auto" (JAX finds the others: TPU slices, Slurm) |
+  # HOST:PORT of process 0, with the number of processes and this one's own
+  # (-1: from the environment variable JAX_PROCESS_ID).
+  mesh.coordinator = ""
+  mesh.num_processes = 1
+  mesh.process_id = -1
 
   # ----- checkpoint -----
   config.checkpoint = checkpoint = ml_collections.ConfigDict()

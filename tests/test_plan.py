@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from configs import common
-from toolrl_jax import footprint, lowering, plan
-from toolrl_jax.model import flops
+from toolrl_jax import footprint, lowering, plan, step_bound
+from toolrl_jax.model import flops, presets
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
@@ -216,3 +216,80 @@ def test_measure_says_what_a_program_needs():
   large = need(20 * 1024)
   assert not large.is_fit
   assert large.total >= 20 * 2**30
+
+
+def test_a_step_is_bounded_by_hand():
+  config = presets.PRESETS["qwen2.5-3b"]
+  sizes = lowering.Sizes(16, 2048, 1024, 4, 8, 16)
+  chip = step_bound.Chip(16, 100e12, 1e12)
+  bound = step_bound.step_bound(
+    config, sizes, groups_per_step=32, epochs_per_batch=2,
+    layouts=("shared", "repeated"), chip=chip, num_chips=16, num_engines=4,
+    engine_bytes=2 * 10**9, utilisation=0.5,
+  )  # fmt: skip
+  assert bound.generated_tokens == 32 * 8 * 1024
+  assert bound.updated_tokens == 2 * 32 * 4 * (2048 + 1024)
+  # 8 groups an engine, 64 rows in 16 slots: 4 rounds of 1024 iterations.
+  assert bound.decode_bytes == 4 * 1024 * 2e9
+  update = flops.group_update(
+    config, prompt_tokens=2048, completion_tokens=1024, num_kept=4,
+    layout="repeated",
+  ).total  # fmt: skip
+  assert bound.update_secs == pytest.approx(64 * update / 16 / 100e12)
+  rollout = flops.group_update(
+    config, prompt_tokens=2048, completion_tokens=1024, num_kept=8,
+    layout="shared",
+  ).total  # fmt: skip
+  assert bound.rollout_flops == pytest.approx(32 * rollout / 3)
+  assert bound.rollout_secs == pytest.approx(
+    max(32 * rollout / 3 / 4 / 100e12, 4096 * 2e9 / 1e12)
+  )
+  assert bound.assumed_secs == pytest.approx(
+    2 * (bound.rollout_secs + bound.update_secs)
+  )
+
+
+def test_run_plans_for_the_local_devices(capsys, arguments):
+  plan.run([*arguments("local", loss__micro_groups=1), "--json"])
+  made = json.loads(capsys.readouterr().out)
+  assert made["topology"] == "local" and made["chips"] == len(jax.devices())
+  assert made["is_fit"] and made["step"] is None and made["changes"] is None
+  names = [program["name"] for program in made["programs"]]
+  assert names[-2:] == ["prefill", "decode"]
+  held = made["held"]
+  # Two moments in the parameters' dtype, and a count.
+  assert held["optimizer"] >= 2 * held["parameters"] > 0
+  assert held["engine"] > 0 and held["keys and values"] > 0
+
+
+def test_try_finds_the_nearest_change_that_fits(capsys, arguments, monkeypatch):
+  argv = arguments(
+    "local",
+    loss__micro_groups=0,
+    model__remat="none",
+    sampler__prompts_per_step=8 * len(jax.devices()),
+  )
+  plan.run([*argv, "--json"])
+  need = json.loads(capsys.readouterr().out)["programs"][0]["total"]
+  local = footprint.topology("local")
+  small = local._replace(memory=need + footprint._RESERVED - 1)
+  monkeypatch.setattr(footprint, "topology", lambda name: small)
+  plan.run([*argv, "--json"])
+  assert not json.loads(capsys.readouterr().out)["is_fit"]
+  plan.run([*argv, "--json", "--try"])
+  made = json.loads(capsys.readouterr().out)
+  assert made["is_fit"]
+  assert made["changes"] == ["--config.loss.micro_groups=1"]
+  plan.run([*argv, "--try"])
+  assert "fits with --config.loss.micro_groups=1" in capsys.readouterr().out
+  tiny = local._replace(memory=footprint._RESERVED + 1)
+  monkeypatch.setattr(footprint, "topology", lambda name: tiny)
+  plan.run([*argv, "--json", "--try"])
+  made = json.loads(capsys.readouterr().out)
+  assert not made["is_fit"] and made["changes"] is None
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "half"])
+def test_run_refuses_a_share_that_is_none(capsys, arguments, share):
+  argv = [*arguments("local"), f"--utilisation={share}"]
+  assert "utilisation" in _complaint(capsys, argv)

@@ -2,134 +2,33 @@
 
 import json
 import os
-import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
-import numpy as np
 import pytest
-import safetensors.numpy
+import whole_runs
 
-from configs import common
 from toolrl_jax import configuration, parts, train
-from toolrl_jax.training import metrics
-
-_NUM_STEPS = 6
-_SETTINGS = {
-  "model.path": "bundled:tiny",
-  "model.compute_dtype": "float32",
-  "model.remat": "none",
-  "data.train_path": "synthetic:16",
-  "data.eval_path": "synthetic:8",
-  "data.max_prompt_tokens": 192,
-  "data.prompt_buckets": (192,),
-  "prompt.template": "native",
-  "sampler.prompts_per_step": 3,
-  "sampler.num_epochs": 4,
-  "sampler.max_steps": _NUM_STEPS,
-  "sampler.streak": 1,
-  "rollout.group_size": 4,
-  "rollout.max_completion_tokens": 48,
-  "rollout.completion_buckets": (48,),
-  "rollout.slots": 8,
-  "rollout.decode_chunk": 8,
-  "selection.keep": 2,
-  "optimizer.learning_rate": 1e-3,
-  "loss.minibatches": 2,
-  "mesh.strategy": "pmap",
-  "mesh.cpu_devices": 2,
-  "checkpoint.every_steps": 2,
-  "eval.every_steps": 3,
-  # Conversations of a benchmark do not disturb the exact resume.
-  "eval.benchmarks_every_steps": 4,
-  "benchmark.names": ("rows",),
-  "benchmark.max_items": 6,
-  "logging.samples_per_step": 2,
-}
-
-
-def _arguments(workdir, **changes) -> list[str]:
-  fields = _SETTINGS | {k.replace("__", "."): v for k, v in changes.items()}
-  return [
-    f"--config={pathlib.Path(common.__file__)}",
-    *(f"--config.{name}={value}" for name, value in fields.items()),
-    f"--workdir={workdir}",
-  ]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-  """Environment of the started runs: one compilation cache for all."""
-  cache = tmp_path_factory.mktemp("compilation-cache")
-  return os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    "JAX_COMPILATION_CACHE_DIR": str(cache),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
-
-
-def _start(environment, workdir, **changes) -> subprocess.Popen:
-  return subprocess.Popen(
-    [sys.executable, "-m", "toolrl_jax.train", *_arguments(workdir, **changes)],
-    env=environment,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-
-
-def _finish(process) -> str:
-  _, said = process.communicate(timeout=400)
-  assert process.returncode == 0, said
-  return said
-
-
-def _rows(workdir) -> list[dict]:
-  lines = (workdir / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
-
-
-def _exact(rows) -> list[dict]:
-  """Metrics without those that depend on the machine's speed."""
-  return [
-    {
-      name: value
-      for name, value in row.items()
-      if not name.endswith(metrics.MACHINE_DEPENDENT)
-    }
-    for row in rows
-  ]
-
-
-def _weights(workdir) -> dict[str, np.ndarray]:
-  return safetensors.numpy.load_file(workdir / "export" / "model.safetensors")
-
-
-def _assert_equal_runs(one, other):
-  assert _exact(_rows(one)) == _exact(_rows(other))
-  assert (one / "samples.jsonl").read_text() == (
-    other / "samples.jsonl"
-  ).read_text()
-  left, right = _weights(one), _weights(other)
-  assert left.keys() == right.keys()
-  for name in left:
-    assert left[name].tobytes() == right[name].tobytes(), name
+  return whole_runs.environment(tmp_path_factory.mktemp("compilation-cache"))
 
 
 @pytest.fixture(scope="module")
 def whole(environment, tmp_path_factory):
   """A run that nothing disturbed."""
   workdir = tmp_path_factory.mktemp("whole")
-  _finish(_start(environment, workdir))
+  whole_runs.finish(whole_runs.start(environment, workdir))
   return workdir
 
 
 def test_benchmarks_are_scored_while_training(whole):
   named = [
     {name for name in row if name.startswith("benchmark/")}
-    for row in _rows(whole)
+    for row in whole_runs.rows(whole)
   ]
   assert [bool(names) for names in named] == [step == 4 for step in range(7)]
   assert {"benchmark/rows/exact", "benchmark/secs"} <= named[4]
@@ -141,8 +40,8 @@ def test_benchmarks_are_scored_while_training(whole):
 
 
 def test_run_leaves_a_whole_workdir(whole):
-  rows = _rows(whole)
-  assert [row["step"] for row in rows] == list(range(_NUM_STEPS + 1))
+  rows = whole_runs.rows(whole)
+  assert [row["step"] for row in rows] == list(range(whole_runs.NUM_STEPS + 1))
   assert all(row["update/is_finite"] == 1 for row in rows[1:])
   # One prefill a real group; the prompts of an epoch end in a short batch.
   assert max(row["rollout/prefills"] for row in rows[1:]) == 3
@@ -155,12 +54,14 @@ def test_run_leaves_a_whole_workdir(whole):
   assert sum(row["step/compilations"] for row in rows[3:]) <= 3
   samples = (whole / "samples.jsonl").read_text().splitlines()
   # Two a step, one where the last batch of an epoch holds one prompt.
-  assert 2 * _NUM_STEPS - 2 <= len(samples) <= 2 * _NUM_STEPS
+  assert (
+    2 * whole_runs.NUM_STEPS - 2 <= len(samples) <= 2 * whole_runs.NUM_STEPS
+  )
   assert {"completion", "gold", "total", "success"} <= json.loads(
     samples[0]
   ).keys()
   summary = json.loads((whole / "summary.json").read_text())
-  assert summary["steps"] == _NUM_STEPS
+  assert summary["steps"] == whole_runs.NUM_STEPS
   exact = summary["heldout"]["heldout/exact_sampled_frac"]
   assert exact["before"] == rows[0]["heldout/exact_sampled_frac"]
   assert exact["after"] == rows[-1]["heldout/exact_sampled_frac"]
@@ -169,7 +70,7 @@ def test_run_leaves_a_whole_workdir(whole):
 
 
 def test_run_trains(whole):
-  rows = _rows(whole)
+  rows = whole_runs.rows(whole)
   assert any(row["update/grad_norm"] > 0 for row in rows[1:])
   # The sampler's and the update's log-probabilities differ by rounding.
   assert max(row["rollout/logprob_gap_max"] for row in rows[1:]) < 1e-3
@@ -177,7 +78,7 @@ def test_run_trains(whole):
 
 @pytest.mark.parametrize("moment", ["first_step", "later_step", "in_a_save"])
 def test_killed_run_resumes_bit_for_bit(environment, whole, tmp_path, moment):
-  process = _start(environment, tmp_path)
+  process = whole_runs.start(environment, tmp_path)
   _wait_for(moment, tmp_path, process)
   process.send_signal(signal.SIGKILL)
   process.communicate()
@@ -185,8 +86,8 @@ def test_killed_run_resumes_bit_for_bit(environment, whole, tmp_path, moment):
   # A line that was being written when the kill came.
   with (tmp_path / "metrics.jsonl").open("a") as file:
     file.write('{"step": 99, "reward/tot')
-  said = _finish(_start(environment, tmp_path))
-  _assert_equal_runs(whole, tmp_path)
+  said = whole_runs.finish(whole_runs.start(environment, tmp_path))
+  whole_runs.assert_equal_runs(whole, tmp_path)
   assert ("resumed from" in said) == (moment != "first_step")
 
 
@@ -211,51 +112,61 @@ def _wait_for(moment, workdir, process):
 
 
 def test_sigterm_saves_and_exits_cleanly(environment, whole, tmp_path):
-  process = _start(environment, tmp_path)
+  process = whole_runs.start(environment, tmp_path)
   _wait_for("first_step", tmp_path, process)
   process.send_signal(signal.SIGTERM)
-  said = _finish(process)
+  said = whole_runs.finish(process, status=75)
   assert "SIGTERM" in said
-  num_rows = len(_rows(tmp_path))
-  assert num_rows <= _NUM_STEPS
+  num_rows = len(whole_runs.rows(tmp_path))
+  assert num_rows <= whole_runs.NUM_STEPS
   assert not (tmp_path / "summary.json").exists()
-  said = _finish(_start(environment, tmp_path))
+  said = whole_runs.finish(whole_runs.start(environment, tmp_path))
   assert f"resumed from the checkpoint of step {num_rows - 1}" in said
-  _assert_equal_runs(whole, tmp_path)
+  whole_runs.assert_equal_runs(whole, tmp_path)
 
 
 def test_sigterm_before_the_first_step_ends_at_once(
   environment, whole, tmp_path
 ):
-  process = _start(environment, tmp_path)
+  process = whole_runs.start(environment, tmp_path)
   _wait_for("first_evaluation", tmp_path, process)
   process.send_signal(signal.SIGTERM)
-  assert "nothing to save" in _finish(process)
-  assert not (tmp_path / "metrics.jsonl").exists() or not _rows(tmp_path)
-  _finish(_start(environment, tmp_path))
-  _assert_equal_runs(whole, tmp_path)
+  assert "nothing to save" in whole_runs.finish(process, status=75)
+  assert not (tmp_path / "metrics.jsonl").exists() or not whole_runs.rows(
+    tmp_path
+  )
+  whole_runs.finish(whole_runs.start(environment, tmp_path))
+  whole_runs.assert_equal_runs(whole, tmp_path)
 
 
 def test_inline_server_gives_the_same_run(environment, whole, tmp_path):
-  _finish(_start(environment, tmp_path, rollout__server="inline"))
-  _assert_equal_runs(whole, tmp_path)
+  whole_runs.finish(
+    whole_runs.start(environment, tmp_path, rollout__server="inline")
+  )
+  whole_runs.assert_equal_runs(whole, tmp_path)
 
 
 def test_finished_run_started_again_changes_nothing(environment, whole):
-  before = _rows(whole)
-  _finish(_start(environment, whole))
-  assert _rows(whole) == before
+  before = whole_runs.rows(whole)
+  whole_runs.finish(whole_runs.start(environment, whole))
+  assert whole_runs.rows(whole) == before
 
 
 def test_sharded_run_agrees_to_rounding(environment, whole, tmp_path):
-  _finish(_start(environment, tmp_path, mesh__strategy="sharded", mesh__data=2))
-  one, other = _rows(whole)[1], _rows(tmp_path)[1]
+  whole_runs.finish(
+    whole_runs.start(
+      environment, tmp_path, mesh__strategy="sharded", mesh__data=2
+    )
+  )
+  one, other = whole_runs.rows(whole)[1], whole_runs.rows(tmp_path)[1]
   for name in ("reward/total", "update/loss", "update/grad_norm"):
     assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
 
 
 def test_loss_that_is_not_finite_stops_the_run(environment, tmp_path):
-  process = _start(environment, tmp_path, optimizer__learning_rate=1e38)
+  process = whole_runs.start(
+    environment, tmp_path, optimizer__learning_rate=1e38
+  )
   _, said = process.communicate(timeout=400)
   assert process.returncode == 1
   last = said.strip().splitlines()[-1]
@@ -264,8 +175,8 @@ def test_loss_that_is_not_finite_stops_the_run(environment, tmp_path):
 
 
 def test_sft_lowers_the_loss(environment, tmp_path):
-  _finish(
-    _start(
+  whole_runs.finish(
+    whole_runs.start(
       environment,
       tmp_path,
       algorithm="sft",
@@ -273,7 +184,7 @@ def test_sft_lowers_the_loss(environment, tmp_path):
       loss__minibatches=1,
     )
   )
-  rows = _rows(tmp_path)
+  rows = whole_runs.rows(tmp_path)
   assert rows[-1]["update/loss"] < rows[1]["update/loss"]
   assert "heldout/exact_greedy_frac" in rows[-1]
   assert (tmp_path / "export" / "model.safetensors").exists()
@@ -304,7 +215,7 @@ def test_sft_lowers_the_loss(environment, tmp_path):
 )
 def test_users_mistake_is_one_line(changes, said, tmp_path, capsys):
   with pytest.raises(SystemExit) as caught:
-    train.run(["toolrl-train", *_arguments(tmp_path, **changes)])
+    train.run(["toolrl-train", *whole_runs.arguments(tmp_path, **changes)])
   assert caught.value.code == 2
   lines = capsys.readouterr().err.strip().splitlines()
   assert lines[-1].startswith("toolrl-train: ")
@@ -316,7 +227,7 @@ def test_foreign_export_is_refused_before_work(tmp_path, capsys):
   (tmp_path / "export").mkdir()
   (tmp_path / "export" / "notes.txt").write_text("mine")
   with pytest.raises(SystemExit) as caught:
-    train.run(["toolrl-train", *_arguments(tmp_path)])
+    train.run(["toolrl-train", *whole_runs.arguments(tmp_path)])
   assert caught.value.code == 2
   assert "no exported checkpoint" in capsys.readouterr().err
   assert (tmp_path / "export" / "notes.txt").read_text() == "mine"
@@ -325,22 +236,26 @@ def test_foreign_export_is_refused_before_work(tmp_path, capsys):
 def test_refused_command_leaves_the_runs_configuration(whole):
   before = (whole / "config.json").read_text()
   with pytest.raises(SystemExit) as caught:
-    train.run(["toolrl-train", *_arguments(whole, model__path="/nowhere")])
+    train.run(
+      ["toolrl-train", *whole_runs.arguments(whole, model__path="/nowhere")]
+    )
   assert caught.value.code == 2
   assert (whole / "config.json").read_text() == before
 
 
 def test_resume_with_fewer_steps_still_finishes(environment, whole, tmp_path):
   shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
-  shutil.rmtree(tmp_path / "checkpoints" / str(_NUM_STEPS))
+  shutil.rmtree(tmp_path / "checkpoints" / str(whole_runs.NUM_STEPS))
   shutil.copy(whole / "metrics.jsonl", tmp_path)
-  _finish(_start(environment, tmp_path, sampler__max_steps=2))
+  whole_runs.finish(
+    whole_runs.start(environment, tmp_path, sampler__max_steps=2)
+  )
   assert (tmp_path / "summary.json").exists()
 
 
 def test_second_run_in_a_folder_is_refused(tmp_path, capsys):
   with parts.sole_writer(tmp_path), pytest.raises(SystemExit) as caught:
-    train.run(["toolrl-train", *_arguments(tmp_path)])
+    train.run(["toolrl-train", *whole_runs.arguments(tmp_path)])
   assert caught.value.code == 2
   said = capsys.readouterr().err
   assert f"another run, process {os.getpid()}, writes to" in said
@@ -352,7 +267,7 @@ def test_sft_refuses_long_targets_before_work(tmp_path, capsys):
     train.run(
       [
         "toolrl-train",
-        *_arguments(
+        *whole_runs.arguments(
           tmp_path,
           algorithm="sft",
           rollout__max_completion_tokens=8,

@@ -1,8 +1,8 @@
 """One way in for the commands that run long: logging, and how they end.
 
 A user's mistake ends with one line and status 2, a run that cannot go on with
-one line and status 1, an interrupt with status 130. Knows nothing of what the
-commands do.
+one line and status 1, a run that was told to stop and may go on later with
+status 75, an interrupt with status 130. Knows nothing of what the commands do.
 """
 
 import logging as python_logging
@@ -19,6 +19,16 @@ class StoppedRunError(RuntimeError):
   """The run cannot go on; the text is one line for the user."""
 
 
+class ToldToStopError(RuntimeError):
+  """SIGTERM ended the run, and nothing is lost; the text is one line.
+
+  Attributes:
+    STATUS: What the command exits with: EX_TEMPFAIL, "try again later".
+  """
+
+  STATUS = 75
+
+
 def run(name: str, work: Callable[[], object]) -> None:
   """Runs the work of a command and exits with its status.
 
@@ -31,6 +41,8 @@ def run(name: str, work: Callable[[], object]) -> None:
     work()
   except configuration.UsageError as error:
     sys.exit(_fail(name, 2, error))
+  except ToldToStopError as error:
+    sys.exit(_fail(name, error.STATUS, error))
   except (StoppedRunError, collect.RolloutError) as error:
     logging.debug("stopped", exc_info=True)
     sys.exit(_fail(name, 1, error))

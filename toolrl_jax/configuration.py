@@ -14,6 +14,7 @@ from typing import Any
 
 import ml_collections
 from absl import flags
+from etils import epath
 from ml_collections import config_flags
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -93,6 +94,8 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
   "optimizer.final_scale": (0, 1),
   "optimizer.clip_norm": (0, None),
   "mesh.cpu_devices": (0, 512),
+  "mesh.num_processes": (1, None),
+  "mesh.process_id": (-1, None),
   "checkpoint.every_steps": (0, None),
   "checkpoint.keep_last": (1, None),
   "checkpoint.keep_best": (0, None),
@@ -115,7 +118,7 @@ class UsageError(ValueError):
 
 def load(
   argv: Sequence[str], usage: str, *, is_training: bool = True
-) -> tuple[ml_collections.ConfigDict, pathlib.Path]:
+) -> tuple[ml_collections.ConfigDict, pathlib.Path | epath.Path]:
   """Parses a command line.
 
   Args:
@@ -124,7 +127,8 @@ def load(
     is_training: Whether the fields that only training reads are checked.
 
   Returns:
-    The checked, frozen-by-convention configuration and the run's folder.
+    The checked, frozen-by-convention configuration and the run's folder: an
+    absolute local one, or for training one in object storage.
 
   Raises:
     UsageError: For anything the user can mend.
@@ -168,7 +172,16 @@ def load(
       f"{path} does not give all fields: {_one_line(e)}; start from "
       "configs/common.py."
     ) from e
-  return config, pathlib.Path(values["workdir"].value).absolute()
+  return config, _workdir(values["workdir"].value, is_training)
+
+
+def _workdir(text: str, is_training: bool) -> pathlib.Path | epath.Path:
+  if "://" not in text:
+    return pathlib.Path(text).expanduser().absolute()
+  if not is_training or not text.startswith("gs://"):
+    kinds = "a local folder" + (" or gs://BUCKET/FOLDER" if is_training else "")
+    raise UsageError(f"--workdir must be {kinds}, got {text!r}.")
+  return epath.Path(text.rstrip("/"))
 
 
 def check(

@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from toolrl_jax import configuration, lowering
+from toolrl_jax import configuration, lowering, step_bound
 
-# High-bandwidth memory of a chip, in GiB.
-MEMORY_GIB = {"v5e": 16, "v5p": 95, "v6e": 32}
 _GIB = 2**30
 # What the runtime keeps of a chip for itself, in bytes: libtpu compiles for
 # 15.75 of a v5e's 16 GiB.
@@ -48,11 +46,18 @@ class Topology(NamedTuple):
     name: As given, "v5e:4x4".
     devices: Descriptions of its chips.
     memory: Bytes of one chip.
+    chip: Its peak figures; None where they are not known.
   """
 
   name: str
   devices: Sequence[jax.Device]
   memory: int
+  chip: step_bound.Chip | None = None
+
+  @property
+  def num_hosts(self) -> int:
+    """Hosts of the slice."""
+    return len({device.process_index for device in self.devices})
 
 
 class Footprint(NamedTuple):
@@ -87,7 +92,8 @@ def topology(name: str) -> Topology:
   """Describes a TPU slice that need not be there.
 
   Args:
-    name: Generation and chips along each axis: "v5e:4x4", "v5p:2x2x2".
+    name: Generation and chips along each axis: "v5e:4x4", "v5p:2x2x2"; "local"
+      is what this machine has.
 
   Returns:
     Its chips.
@@ -95,11 +101,15 @@ def topology(name: str) -> Topology:
   Raises:
     UsageError: No such slice, or libtpu is not installed.
   """
+  if name == "local":
+    return _local()
   generation, _, layout = name.partition(":")
-  if generation not in MEMORY_GIB or not re.fullmatch(r"\d+(x\d+)+", layout):
+  if generation not in step_bound.CHIPS or not re.fullmatch(
+    r"\d+(x\d+)+", layout
+  ):
     raise configuration.UsageError(
-      f"--topology must be one of {', '.join(MEMORY_GIB)} with its chips, as "
-      f"in v5e:4x4 or v5p:2x2x2, got {name!r}."
+      f"--topology must be one of {', '.join(step_bound.CHIPS)} with its "
+      f"chips, as in v5e:4x4 or v5p:2x2x2, or local, got {name!r}."
     )
   if importlib.util.find_spec("libtpu") is None:
     raise configuration.UsageError(
@@ -118,7 +128,19 @@ def topology(name: str) -> Topology:
     raise configuration.UsageError(
       f"--topology={name} is no slice that libtpu knows: {error}"
     ) from error
-  return Topology(name, described.devices, MEMORY_GIB[generation] * _GIB)
+  chip = step_bound.CHIPS[generation]
+  return Topology(name, described.devices, chip.memory_gib * _GIB, chip)
+
+
+def _local() -> Topology:
+  """Describes the devices of this machine; processors share its memory."""
+  devices = jax.devices()
+  limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+  if limit is None:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = pages // len(devices)
+  # What the runtime keeps is counted below for every chip.
+  return Topology("local", devices, int(limit) + _RESERVED)
 
 
 def _host_bounds(sides: Sequence[int]) -> list[int]:

@@ -21,7 +21,7 @@ import optax
 import transformers
 from absl import logging
 
-from toolrl_jax import configuration
+from toolrl_jax import configuration, hosts
 from toolrl_jax.data import padding
 from toolrl_jax.data import sampler as sampler_lib
 from toolrl_jax.model import (
@@ -181,15 +181,22 @@ def updates(
   policy: Policy,
   optimizer: optax.GradientTransformation,
 ) -> update.UpdateFns:
-  """Returns the compiled update under the configured strategy."""
+  """Returns the compiled update under the configured strategy.
+
+  Raises:
+    UsageError: The strategy or the mesh does not fit the run's processes.
+  """
   is_pmap = config.mesh.strategy == "pmap"
-  return update.make_update_fns(
-    policy.config,
-    optimizer,
-    options=update_options(config),
-    strategy=config.mesh.strategy,
-    mesh=None if is_pmap else mesh(config),
-  )
+  try:
+    return update.make_update_fns(
+      policy.config,
+      optimizer,
+      options=update_options(config),
+      strategy=config.mesh.strategy,
+      mesh=None if is_pmap else mesh(config),
+    )
+  except ValueError as error:
+    raise configuration.UsageError(str(error)) from error
 
 
 def group_options(config: ml_collections.ConfigDict) -> groups.GroupOptions:
@@ -303,13 +310,24 @@ def restore_order(
 
 
 def prepare_devices(config: ml_collections.ConfigDict) -> None:
-  """Sets the number of simulated devices, before anything uses a device."""
+  """Sets simulated devices and joins the run's processes, before all else.
+
+  Raises:
+    UsageError: The other processes cannot be joined.
+  """
   if config.mesh.cpu_devices:
     try:
       jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
     except RuntimeError as error:
       # A notebook may have used JAX before.
       logging.warning("config.mesh.cpu_devices has no effect: %s", error)
+  section = config.mesh
+  try:
+    hosts.connect(
+      section.coordinator, section.num_processes, section.process_id
+    )
+  except ValueError as error:
+    raise configuration.UsageError(str(error)) from error
 
 
 def prepare_workdir(workdir: pathlib.Path) -> None:
@@ -338,6 +356,19 @@ def prepare_workdir(workdir: pathlib.Path) -> None:
       raise configuration.UsageError(
         f"{path} is not what a run writes there; choose another --workdir."
       )
+
+
+def own_folder(workdir: pathlib.Path) -> pathlib.Path:
+  """Returns where this process writes its own files; made when missing.
+
+  Metrics, samples and the configuration of the first process are the run's;
+  the others keep theirs apart, for who looks for what went wrong.
+  """
+  if hosts.is_first():
+    return workdir
+  folder = workdir / "processes" / str(jax.process_index())
+  folder.mkdir(parents=True, exist_ok=True)
+  return folder
 
 
 @contextlib.contextmanager

@@ -1,11 +1,15 @@
 """The command `toolrl-plan`: what a configuration needs on a TPU slice.
 
-    toolrl-plan --config=FILE --topology=v5e:4x4 [--json] [--config.x.y=z ...]
+    toolrl-plan --config=FILE --topology=v5e:4x4 [--json] [--try] \
+      [--utilisation=0.4] [--config.x.y=z ...]
 
 Compiles the update, prefill and decode programs of a run for chips that need
 not be there, on any CPU machine with libtpu (the extra `plan`), and prints for
-each what a chip must hold, and the matrix FLOPs of the update with the prompt
-computed once and once a rollout. No parameters are loaded or drawn: the model
+each what a chip must hold, the seconds that a step takes at least, and the
+matrix FLOPs of the update with the prompt computed once and once a rollout. The
+topology `local` is what this machine has. With --try a plan that does not fit is
+made again with smaller micro-batches, recomputation, fewer decode rows and a
+tensor axis, until it does. No parameters are loaded or drawn: the model
 is the `config.json` in `config.model.path`, or a preset; where nothing lies at
 that path, the preset whose name the folder's name starts with. A mistake ends
 with one line and status 2.
@@ -25,13 +29,15 @@ import optax
 from absl import flags
 from jax.sharding import Mesh
 
-from toolrl_jax import configuration, footprint, lowering, parts
+from toolrl_jax import configuration, footprint, lowering, parts, step_bound
 from toolrl_jax.data import padding
 from toolrl_jax.model import flops, presets, sharding, source, weights
 from toolrl_jax.rollout import sampling
 from toolrl_jax.training.state import TrainState
 
 _GIB = 2**30
+# Least completion tokens whose logits exist at a time, of those that are tried.
+_SMALLEST_CHUNK = 512
 # Schedules need a number of steps; nothing compiled depends on it.
 _ANY_STEPS = 1_000_000
 
@@ -62,6 +68,11 @@ class Plan(NamedTuple):
     num_blocks: Micro-steps of an optimizer step.
     footprints: Need of each program.
     layouts: FLOPs, "shared" first.
+    held: Bytes a chip by what they are: parameters, optimizer, engine's
+      weights, keys and values.
+    bound: The least that a step takes; None where the chip's peak is unknown.
+    changes: Overrides that make it fit, where it was asked for and does not by
+      itself; None where none were found or looked for.
   """
 
   topology: footprint.Topology
@@ -72,6 +83,14 @@ class Plan(NamedTuple):
   num_blocks: int
   footprints: list[footprint.Footprint]
   layouts: list[LayoutFlops]
+  held: dict[str, int] = {}  # noqa: RUF012
+  bound: step_bound.StepBound | None = None
+  changes: list[str] | None = None
+
+  @property
+  def is_fit(self) -> bool:
+    """Whether every program fits."""
+    return all(row.is_fit for row in self.footprints)
 
 
 # ----- the command -----
@@ -96,12 +115,18 @@ def run(argv: Sequence[str] | None = None) -> None:
     return
   # The command reads its flags itself; absl would say that it logs too early.
   flags.FLAGS.mark_as_parsed()
-  # The chips are only described; the host computes shapes.
-  jax.config.update("jax_platforms", "cpu")
+  # The chips of a slice are only described; the host computes shapes.
   try:
     arguments, rest = _parse(argv[1:])
+    if arguments.topology != "local":
+      jax.config.update("jax_platforms", "cpu")
     config, _ = configuration.load([argv[0], *rest, "--workdir=."], __doc__)
-    plan = make_plan(config, footprint.topology(arguments.topology))
+    if arguments.topology == "local":
+      parts.prepare_devices(config)
+    slice_ = footprint.topology(arguments.topology)
+    plan = make_plan(config, slice_, utilisation=arguments.utilisation)
+    if arguments.is_tried and not plan.is_fit:
+      plan = nearest_fit(config, plan, utilisation=arguments.utilisation)
   except configuration.UsageError as error:
     sys.stderr.write(f"toolrl-plan: {' '.join(str(error).split())}\n")
     sys.exit(2)
@@ -113,10 +138,17 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
   parser = _Parser(prog="toolrl-plan", allow_abbrev=False, add_help=False)
   parser.add_argument("--topology")
   parser.add_argument("--json", action="store_true")
+  parser.add_argument("--try", action="store_true", dest="is_tried")
+  parser.add_argument("--utilisation", type=float, default=0.4)
   arguments, rest = parser.parse_known_args(argv)
   if not arguments.topology:
     raise configuration.UsageError(
       "--topology is required, none was given; try --topology=v5e:4x4."
+    )
+  if not 0 < arguments.utilisation <= 1:
+    raise configuration.UsageError(
+      "--utilisation must be in (0, 1], a share of the chip's peak, got "
+      f"{arguments.utilisation}."
     )
   return arguments, rest
 
@@ -125,13 +157,17 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def make_plan(
-  config: ml_collections.ConfigDict, slice_: footprint.Topology
+  config: ml_collections.ConfigDict,
+  slice_: footprint.Topology,
+  *,
+  utilisation: float = 0.4,
 ) -> Plan:
   """Compiles the programs of a configuration for a slice.
 
   Args:
     config: A checked configuration.
     slice_: From `footprint.topology`.
+    utilisation: Share of the chip's peak that is assumed, in (0, 1].
 
   Returns:
     What each program needs, and the FLOPs of the update.
@@ -149,6 +185,7 @@ def make_plan(
     param_dtype=jnp.dtype(config.model.param_dtype),
   )  # fmt: skip
   programs = _programs(config, decoder_config, optimizer, sizes, mesh, state)
+  held = _held(config, decoder_config, sizes, state)
   return Plan(
     topology=slice_,
     mesh=dict(mesh.shape),
@@ -163,7 +200,102 @@ def make_plan(
       _layout_flops(decoder_config, sizes, options._replace(layout=layout))
       for layout in ("shared", "repeated")
     ],
+    held=held,
+    bound=None
+    if slice_.chip is None
+    else step_bound.step_bound(
+      decoder_config,
+      sizes,
+      groups_per_step=config.sampler.prompts_per_step,
+      epochs_per_batch=config.loss.epochs_per_batch,
+      layouts=(config.rollout.layout, config.loss.layout),
+      chip=slice_.chip,
+      num_chips=len(slice_.devices),
+      num_engines=slice_.num_hosts * mesh.shape["tensor"],
+      engine_bytes=held.get("engine", 0) + held.get("keys and values", 0),
+      utilisation=utilisation,
+    ),
   )
+
+
+def _held(
+  config: ml_collections.ConfigDict,
+  decoder_config: presets.DecoderConfig,
+  sizes: lowering.Sizes,
+  state: TrainState,
+) -> dict[str, int]:
+  """Returns the bytes a chip of what a run keeps."""
+  held = {
+    "parameters": lowering.bytes_per_device(state.params),
+    "optimizer": lowering.bytes_per_device(state.opt_state),
+  }
+  if config.algorithm != "grpo":
+    return held
+  dtype = jnp.dtype(config.model.compute_dtype)
+  params = lowering.engine_params(state, dtype)
+  rows = lowering.decode_rows(
+    decoder_config, sizes, params=params, layout=config.rollout.layout,
+    compute_dtype=dtype,
+  )  # fmt: skip
+  return held | {
+    "engine": lowering.bytes_per_device(params),
+    "keys and values": lowering.bytes_per_device(rows),
+  }
+
+
+# ----- the nearest change that fits -----
+
+
+def nearest_fit(
+  config: ml_collections.ConfigDict, plan: Plan, *, utilisation: float
+) -> Plan:
+  """Tries changes, the cheapest first, each on top of those before it.
+
+  Args:
+    config: The configuration that does not fit.
+    plan: Its plan.
+    utilisation: As in `make_plan`.
+
+  Returns:
+    The first plan that fits, with its `changes`; the given one where none does.
+  """
+  changed = config.copy_and_resolve_references()
+  changes: list[str] = []
+  found = plan
+  while change := _next_change(changed, found):
+    name, value = change
+    section, field = name.split(".")
+    changed[section][field] = value
+    changes.append(f"--config.{name}={value}")
+    found = make_plan(changed, plan.topology, utilisation=utilisation)
+    if found.is_fit:
+      return found._replace(changes=changes)
+  return plan
+
+
+def _next_change(
+  config: ml_collections.ConfigDict, plan: Plan
+) -> tuple[str, Any] | None:
+  """Returns the next field to change for what does not fit, and its value."""
+  failing = {row.name.split()[0] for row in plan.footprints if not row.is_fit}
+  if "update" in failing:
+    if config.loss.micro_groups != 1:
+      return "loss.micro_groups", 1
+    if config.model.remat != "layer":
+      return "model.remat", "layer"
+    if config.loss.logprob_chunk_tokens > _SMALLEST_CHUNK:
+      return "loss.logprob_chunk_tokens", _SMALLEST_CHUNK
+  elif config.rollout.slots > max(config.rollout.group_size, 8):
+    return "rollout.slots", max(config.rollout.slots // 2, 8)
+  chips_per_host = len(plan.topology.devices) // plan.topology.num_hosts
+  tensor = 2 * plan.mesh["tensor"]
+  _, decoder_config = model_shape(config)
+  is_dividing = not (
+    chips_per_host % tensor or decoder_config.num_heads % tensor
+  )
+  if config.mesh.strategy == "sharded" and is_dividing:
+    return "mesh.tensor", tensor
+  return None
 
 
 def _programs(
@@ -323,8 +455,32 @@ def as_table(plan: Plan) -> str:
       + "".join(f"{number:12.2f}" for number in numbers)
       + f"{'yes' if row.is_fit else 'NO':>6}{row.compile_secs:11.0f} s"
     )
+  if plan.held:
+    held = ", ".join(
+      f"{name} {size / _GIB:.2f}" for name, size in plan.held.items()
+    )
+    lines += ["", f"kept, GiB a chip: {held}"]
   lines += ["", *_flops_lines(plan.layouts)]
+  if plan.bound is not None:
+    lines += ["", *_bound_lines(plan.bound)]
+  if plan.changes is not None:
+    lines += ["", f"fits with {' '.join(plan.changes)}"]
+  elif not plan.is_fit:
+    lines += ["", "does not fit; --try looks for the nearest change that does"]
   return "\n".join(lines)
+
+
+def _bound_lines(bound: step_bound.StepBound) -> list[str]:
+  """Writes what a step takes at least."""
+  return [
+    f"a step generates {bound.generated_tokens:,} and updates on "
+    f"{bound.updated_tokens:,} tokens, all full: rollout "
+    f"{bound.rollout_flops / 1e15:.1f} PFLOP, update "
+    f"{bound.update_flops / 1e15:.1f} PFLOP",
+    f"seconds at the chips' peak: rollout {bound.rollout_secs:.1f}, update "
+    f"{bound.update_secs:.1f}; at {bound.utilisation:.0%} of it "
+    f"{bound.assumed_secs:.1f} together",
+  ]
 
 
 def _flops_lines(layouts: Sequence[LayoutFlops]) -> list[str]:
@@ -361,7 +517,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
     "sizes": plan.sizes._asdict(),
     "micro_steps": plan.num_blocks,
     "programs": [row._asdict() for row in plan.footprints],
-    "is_fit": all(row.is_fit for row in plan.footprints),
+    "is_fit": plan.is_fit,
+    "held": plan.held,
+    "step": None if plan.bound is None else plan.bound._asdict(),
+    "changes": plan.changes,
     "group_flops": {
       one.layout: {
         **one.parts._asdict(),

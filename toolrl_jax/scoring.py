@@ -109,10 +109,15 @@ class ScoredCompletions(NamedTuple):
   Attributes:
     parts: Reward of each completion and its parts, arrays of the shape of the
       completions.
-    parsed: Parsed completions, flat, row by row.
+    is_parsed: Whether each could be read, bool of that shape.
+    has_call: Whether each calls a tool.
+    parsed: Parsed completions, flat, row by row; of those that this process
+      read.
   """
 
   parts: types.RewardParts
+  is_parsed: np.ndarray
+  has_call: np.ndarray
   parsed: tuple[types.ParsedCompletion, ...]
 
 
@@ -280,7 +285,12 @@ def score_groups(
     np.asarray(part)[: len(parsed)].reshape(shape)
     for part in jax.device_get(padded)
   )
-  return ScoredCompletions(types.RewardParts(*parts), parsed)
+  return ScoredCompletions(
+    types.RewardParts(*parts),
+    np.array([one.is_parsed for one in parsed], bool).reshape(shape),
+    np.array([one.has_call for one in parsed], bool).reshape(shape),
+    parsed,
+  )
 
 
 # The binary rewards are defined with their own equality.

@@ -22,8 +22,18 @@ import jax
 import ml_collections
 import numpy as np
 from absl import logging
+from etils import epath
 
-from toolrl_jax import command, configuration, parts, rows, suite, types
+from toolrl_jax import (
+  command,
+  configuration,
+  hosts,
+  mirror,
+  parts,
+  rows,
+  suite,
+  types,
+)
 from toolrl_jax.data import padding, sampler
 from toolrl_jax.evaluation import heldout
 from toolrl_jax.model import tokenizer, weights
@@ -47,8 +57,9 @@ toolrl-train: trains a tool-calling policy with GRPO or SFT.
   toolrl-train --config=FILE --workdir=DIR [--config.section.field=VALUE ...]
 
   --config    a recipe, for example configs/tiny.py
-  --workdir   where the run writes: config.json, metrics.jsonl, samples.jsonl,
-              checkpoints/, export/, summary.json, TensorBoard events
+  --workdir   where the run writes, a folder or gs://BUCKET/FOLDER: config.json,
+              metrics.jsonl, samples.jsonl, checkpoints/, export/,
+              summary.json, TensorBoard events
   Every field stands with its meaning in configs/common.py. The same command
   again resumes a run that was stopped."""
 
@@ -58,7 +69,8 @@ class Run(NamedTuple):
 
   Attributes:
     config: The configuration.
-    workdir: Where the run writes.
+    files: Where the run's files lie.
+    folder: Where this process writes its metrics and samples.
     policy: Shape, tokenizer and initial weights.
     train_rows: Rows that are trained on.
     heldout_rows: Rows that are only answered, or None.
@@ -73,7 +85,8 @@ class Run(NamedTuple):
   """
 
   config: ml_collections.ConfigDict
-  workdir: pathlib.Path
+  files: mirror.Mirror
+  folder: pathlib.Path
   policy: parts.Policy
   train_rows: rows.Rows
   heldout_rows: heldout.HeldOut | None
@@ -126,8 +139,9 @@ class StopSignal:
 
   def _set(self, number, frame):
     if not self._is_deferred:
-      logging.warning("SIGTERM before the first step: there is nothing to save")
-      raise SystemExit
+      raise command.ToldToStopError(
+        "SIGTERM before the first step: there was nothing to save"
+      )
     self.is_set = True
     logging.warning("SIGTERM: the run ends after this step, with a checkpoint")
 
@@ -140,27 +154,43 @@ def run(argv: list[str] | None = None) -> None:
   )
 
 
-def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+def main(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path | epath.Path
+) -> None:
   """Trains from the newest checkpoint in `workdir`, or from the start.
 
   Args:
     config: A checked configuration.
-    workdir: Absolute folder of the run; made when missing.
+    workdir: Absolute folder of the run, or gs://...; made when missing.
 
   Raises:
     UsageError: Something the user can mend is wrong; nothing was started.
     StoppedRunError: The run cannot go on.
   """
   parts.prepare_devices(config)
-  parts.prepare_workdir(workdir)
-  with StopSignal() as stop, parts.sole_writer(workdir):
-    _main(config, workdir, stop)
+  files = mirror.Mirror(workdir)
+  parts.prepare_workdir(files.folder)
+  files.check()
+  folder = parts.own_folder(files.folder)
+  with StopSignal() as stop, parts.sole_writer(folder):
+    _main(config, files, folder, stop)
 
 
 def _main(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path, stop: StopSignal
+  config: ml_collections.ConfigDict,
+  files: mirror.Mirror,
+  folder: pathlib.Path,
+  stop: StopSignal,
 ) -> None:
-  """Builds the parts in the order of the data path, and trains."""
+  """Builds the parts in the order of the data path, and trains.
+
+  Args:
+    config: A checked configuration.
+    files: Where the run's files lie.
+    folder: Where this process writes its own files; the first one's are the
+      run's.
+    stop: What SIGTERM sets.
+  """
   # ----- policy and rows -----
   policy = parts.policy(config)
   train_rows = rows.train(config, policy)
@@ -178,7 +208,7 @@ def _main(
     0 if heldout_rows is None else len(heldout_rows.examples),
     jax.device_count(),
     jax.devices()[0].platform,
-    workdir,
+    files.name,
   )
 
   # ----- order, optimizer, update -----
@@ -196,7 +226,7 @@ def _main(
 
   # ----- state: fresh or restored -----
   checkpoints = checkpoint.RunCheckpoints(
-    workdir / "checkpoints",
+    files.checkpoints,
     keep_last=config.checkpoint.keep_last,
     keep_best=config.checkpoint.keep_best,
   )
@@ -215,11 +245,13 @@ def _main(
     logging.info("resumed from the checkpoint of step %d", step)
   policy = policy._replace(params=None)  # They belong to the state now.
 
+  if hosts.is_first():
+    files.bring()
   writer = metrics.MetricWriter(
-    workdir, total_steps=total_steps, tensorboard=config.logging.tensorboard
+    folder, total_steps=total_steps, tensorboard=config.logging.tensorboard
   )
-  profiler = parts.profiler(config, workdir)
-  parts.write_config(config, workdir)
+  profiler = parts.profiler(config, folder)
+  parts.write_config(config, folder)
   engine = parts.rollout_engine(
     config, policy, updates.params_for_engine(progress.state)
   )
@@ -232,7 +264,8 @@ def _main(
     writer.truncate_to(-1 if restored is None else progress.step)
     run = Run(
       config,
-      workdir,
+      files,
+      folder,
       policy,
       train_rows,
       heldout_rows,
@@ -299,7 +332,7 @@ def train_grpo(
 
     # ----- reward, selection, advantage -----
     clock.begin("reward")
-    scored = reader.score(step)
+    scored = reader.score(step, rollouts)
     reward, success = completions.padded_reward(scored.parts, prompts)
     if run.reference is not None and config.loss.kl_in == "reward":
       reward -= config.loss.kl_coef * completions.reference_kl(
@@ -367,8 +400,7 @@ def train_grpo(
     )
     run.writer.write(step, row)
     progress = Progress(step, state, host)
-    if _must_stop(run, progress, row, is_last=batch is None):
-      return
+    _save_if_due(run, progress, row, is_last=batch is None)
   _finish(run, progress)
 
 
@@ -410,8 +442,7 @@ def train_sft(
     row |= _benchmarks(run, step)
     run.writer.write(step, row)
     progress = Progress(step, state, host)
-    if _must_stop(run, progress, row, is_last=batch is None):
-      return
+    _save_if_due(run, progress, row, is_last=batch is None)
   _finish(run, progress)
 
 
@@ -449,14 +480,18 @@ def _benchmarks(run: Run, step: int) -> dict[str, float]:
   """Scores the benchmarks under their first seed, if it is time to."""
   if not _is_due(run.config.eval.benchmarks_every_steps, step):
     return {}
+  hosts.wait_for_all("benchmarks")
+  if not hosts.is_first():
+    # What it waits for outside has its own time; the others take no part.
+    return {}
   config = run.config.copy_and_resolve_references()
   config.benchmark.seeds = config.benchmark.seeds[:1]
   started = time.perf_counter()
-  folder = run.workdir / "benchmarks" / f"step-{step}"
+  folder = run.folder / "benchmarks" / f"step-{step}"
   # A resumed run makes the step's answers anew.
   shutil.rmtree(folder, ignore_errors=True)
   served = suite.served(
-    run.policy, run.server, f"{run.workdir.name}, step {step}"
+    run.policy, run.server.alone(), f"{run.folder.name}, step {step}"
   )
   with contextlib.ExitStack() as stack:
     benchmarks = suite.opened(config, stack)
@@ -478,16 +513,23 @@ def _check_finite(update_metrics: Mapping[str, float], step: int) -> None:
     )
 
 
-def _must_stop(
+def _save_if_due(
   run: Run, progress: Progress, row: Mapping[str, float], *, is_last: bool
-) -> bool:
-  """Saves when it is time to, and says whether SIGTERM ends the run here."""
-  is_stopped = run.stop.is_set and not is_last
+) -> None:
+  """Saves when it is time to.
+
+  Raises:
+    ToldToStopError: SIGTERM ends the run here; the step is saved.
+    StoppedRunError: The processes of the run went apart.
+  """
+  is_stopped = _is_stopped(run, progress) and not is_last
   if (
     is_last
     or is_stopped
     or _is_due(run.config.checkpoint.every_steps, progress.step)
   ):
+    if hosts.is_first():
+      run.files.take()
     run.checkpoints.save(
       progress.step,
       progress.state,
@@ -496,10 +538,28 @@ def _must_stop(
     )
   if is_stopped:
     run.checkpoints.wait()
-    logging.warning(
-      "stopped after step %d; the same command resumes the run", progress.step
+    raise command.ToldToStopError(
+      f"stopped after step {progress.step}; the same command resumes the run"
     )
-  return is_stopped
+
+
+def _is_stopped(run: Run, progress: Progress) -> bool:
+  """Whether any process of the run was told to stop.
+
+  Raises:
+    StoppedRunError: Their samplers do not stand at the same place.
+  """
+  digest = sampler.digest(progress.host["sampler"])
+  # Pieces that float32 holds exactly.
+  pieces = [int(digest[at : at + 6], 16) for at in (0, 6)]
+  told = hosts.gather([*pieces, run.stop.is_set])
+  if not (told[:, :2] == told[0, :2]).all():
+    raise command.StoppedRunError(
+      f"the samplers of the {hosts.count()} processes must be equal, they "
+      f"differ after step {progress.step}; start all processes with the same "
+      "configuration, code and rows, from the last checkpoint."
+    )
+  return bool(told[:, 2].any())
 
 
 def _finish(run: Run, progress: Progress) -> None:
@@ -509,15 +569,15 @@ def _finish(run: Run, progress: Progress) -> None:
     progress.host["after"] = _held_out(run, progress.step)
   if run.config.checkpoint.export:
     weights.save(
-      run.workdir / "export",
+      run.files.folder / "export",
       run.policy.config,
       progress.state.params,
       tokenizer_from=run.policy.source,
     )
     logging.info(
       "exported to %s; toolrl-evaluate scores it with --config.model.path=%s",
-      run.workdir / "export",
-      run.workdir / "export",
+      run.files.folder / "export",
+      run.files.folder / "export",
     )
   before, after = progress.host["before"], progress.host["after"]
   scores = {
@@ -526,7 +586,9 @@ def _finish(run: Run, progress: Progress) -> None:
     if name != "heldout/secs"
   }
   summary = {"steps": progress.step, "heldout": scores}
-  (run.workdir / "summary.json").write_text(json.dumps(summary, indent=2))
+  (run.folder / "summary.json").write_text(json.dumps(summary, indent=2))
+  if hosts.is_first():
+    run.files.take()
   table = step_metrics.summary_table(scores) if scores else "no held-out rows"
   logging.info("finished\n%s", table)
 

@@ -363,3 +363,12 @@ def _check_at_least(name: str, value: int, least: int) -> None:
     raise ValueError(
       f"{name} must be at least {least}, got {value}; set config.{name}."
     )
+
+
+def digest(state: Mapping[str, Any]) -> str:
+  """Returns 64 hexadecimal digits for the values of `PromptSampler.state`."""
+  text = [
+    (name, value.tolist() if isinstance(value, np.ndarray) else value)
+    for name, value in sorted(state.items())
+  ]
+  return hashlib.sha256(repr(text).encode()).hexdigest()

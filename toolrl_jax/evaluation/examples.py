@@ -82,13 +82,14 @@ class ExampleBenchmark:
       str(outcomes.get(example.id, {}).get("text", "")) for example in examples
     ]
     golds = [example.gold for example in examples]
-    parts, parsed = scoring.parse_and_score(
+    scored = scoring.parse_and_score(
       texts, golds, reward=self._reward, style=self._style
     )
-    success = np.asarray(parts.success, np.float64)
+    success = np.asarray(scored.parts.success, np.float64)
     needs_call = np.array([bool(gold.calls) for gold in golds])
     is_formatted = [
-      gold.kind in one.formats_one_or_two for gold, one in zip(golds, parsed)
+      gold.kind in one.formats_one_or_two
+      for gold, one in zip(golds, scored.parsed)
     ]
     table = {
       "exact": float(success.mean()),

@@ -79,19 +79,20 @@ def evaluate(
       completion_buckets=completion_buckets,
       temperature=heat,
     )
-    parts, parsed = scoring.parse_and_score(
+    scored = scoring.parse_and_score(
       texts, golds, reward=reward, step=step, style=style
     )
     is_formatted = [
-      gold.kind in one.formats_one_or_two for gold, one in zip(golds, parsed)
+      gold.kind in one.formats_one_or_two
+      for gold, one in zip(golds, scored.parsed)
     ]
-    success = np.asarray(parts.success)
+    success = np.asarray(scored.parts.success)
     # The sampled answers are the main ones: what training samples.
     suffix = "_greedy" if name == "greedy" else ""
     metrics |= {
       f"heldout/exact_{name}_frac": float(success.mean()),
       f"heldout/format{suffix}_frac": float(np.mean(is_formatted)),
-      f"heldout/reward{suffix}": float(parts.total.mean()),
+      f"heldout/reward{suffix}": float(scored.parts.total.mean()),
     }
     if needs_call.any():
       metrics[f"heldout/call_exact{suffix}_frac"] = float(

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from toolrl_jax import hosts
 from toolrl_jax.model import decoder
 from toolrl_jax.model.presets import DecoderConfig
 
@@ -48,7 +49,7 @@ def make_mesh(
     data: Copies of the parameters; -1 takes what remains.
     fsdp: Shards of the parameters that also split the batch; -1 likewise.
     tensor: Shards of heads, vocabulary and feed-forward width; -1 likewise.
-    devices: Devices of the mesh; all of them when None.
+    devices: Devices of the mesh; all of all processes when None.
 
   Returns:
     The mesh, with automatic axes.
@@ -56,7 +57,7 @@ def make_mesh(
   Raises:
     ValueError: When the sizes do not multiply to the number of devices.
   """
-  devices = jax.devices() if devices is None else list(devices)
+  devices = hosts.devices() if devices is None else list(devices)
   sizes = [data, fsdp, tensor]
   fixed = math.prod(size for size in sizes if size != -1)
   if sizes.count(-1) == 1 and fixed > 0:
@@ -92,6 +93,69 @@ def param_shardings(config: DecoderConfig, mesh: Mesh) -> Any:
     param_specs(config, mesh),
     is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
+
+
+def host_shardings(config: DecoderConfig, mesh: Mesh) -> tuple[Any, Any]:
+  """Returns where a whole copy of the parameters lies on each host.
+
+  Over the devices of a host the copy is split as over a mesh of them alone:
+  with the tensor axis of the run's mesh, and as much of its fsdp axis as fits.
+
+  Args:
+    config: Shape of the decoder.
+    mesh: From `make_mesh`, over the devices of all processes.
+
+  Returns:
+    Shardings over all devices, which repeat each host's over the hosts, and
+    those of this process over its own; pytrees like the parameters.
+
+  Raises:
+    ValueError: A tensor axis reaches over more than one host.
+  """
+  num_hosts, tensor = hosts.count(), mesh.shape["tensor"]
+  per_host = mesh.devices.size // num_hosts
+  if per_host % tensor:
+    raise ValueError(
+      f"the tensor axis must divide the {per_host} devices of a host, got "
+      f"{tensor}; set config.mesh.tensor."
+    )
+  fsdp = math.gcd(mesh.shape["fsdp"], per_host // tensor)
+  shape = (num_hosts, per_host // tensor // fsdp, fsdp, tensor)
+  devices = mesh.devices.reshape(shape)
+  everywhere = Mesh(devices, ("hosts", *AXES), axis_types=(AxisType.Auto,) * 4)
+  here = Mesh(
+    devices[jax.process_index()], AXES, axis_types=(AxisType.Auto,) * 3
+  )
+  specs = param_specs(config, here)
+  is_spec = lambda x: isinstance(x, PartitionSpec)
+  return tuple(
+    jax.tree.map(
+      lambda spec, where=where: NamedSharding(where, spec), specs,
+      is_leaf=is_spec,
+    )
+    for where in (everywhere, here)
+  )  # fmt: skip
+
+
+def on_this_host(arrays: Any, here: Any) -> Any:
+  """Returns this process's copy of arrays that are repeated over the hosts.
+
+  Args:
+    arrays: Pytree of arrays that lie as the first of `host_shardings`.
+    here: Shardings over this process's devices, the second of them.
+
+  Returns:
+    The same arrays over the devices of this process; nothing is copied.
+  """
+
+  def take(x, sharding):
+    by_device = {shard.device: shard.data for shard in x.addressable_shards}
+    order = sharding.addressable_devices_indices_map(x.shape)
+    return jax.make_array_from_single_device_arrays(
+      x.shape, sharding, [by_device[device] for device in order]
+    )
+
+  return jax.tree.map(take, arrays, here)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from toolrl_jax import hosts
 from toolrl_jax.model import (
   gguf,
   layout,
@@ -128,7 +129,8 @@ def save(
   """Writes a Hugging Face folder: config, weights, tokenizer, chat template.
 
   The folder is written beside `path` and renamed at the end, so that `path` is
-  never half a checkpoint. Host memory holds one layer's tensor at a time.
+  never half a checkpoint. Host memory holds one layer's tensor at a time. In a
+  run of several processes all have to call it.
 
   Args:
     path: Folder to write; an older checkpoint there is replaced.
@@ -144,6 +146,11 @@ def save(
       parameters do not fit the config.
   """
   pieces = list(_pieces(config, params, dtype))
+  if not hosts.is_first():
+    # The first process writes; the others have their part in every fetch.
+    for piece in pieces:
+      piece.fetch()
+    return
   with source.whole_folder(path) as folder:
     save_description(
       folder,
@@ -193,7 +200,7 @@ def _pieces(
 
     def fetch(leaf=leaf, tensor=tensor, saved=saved) -> np.ndarray:
       piece = leaf if tensor.layer is None else leaf[tensor.layer]
-      host = np.asarray(piece).astype(saved, copy=False)
+      host = hosts.fetch(piece).astype(saved, copy=False)
       return np.ascontiguousarray(host.T if tensor.is_kernel else host)
 
     yield _Piece(tensor.hf_name, tensor.shape, saved, fetch)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from toolrl_jax import types
+from toolrl_jax import hosts, types
 from toolrl_jax.model import decoder
 from toolrl_jax.rollout import driver, finished, inline
 from toolrl_jax.rollout import prompts as prompts_lib
@@ -29,9 +29,23 @@ class RolloutServer:
     self,
     engine: RolloutEngine,
     runner: driver.RolloutDriver | inline.InlineLoop,
+    *,
+    is_alone: bool = False,
   ):
+    """Serves an engine.
+
+    Args:
+      engine: The engine, on devices of this process.
+      runner: What serves its requests.
+      is_alone: Roll whole batches out here, whatever other processes there are.
+    """
     self.engine = engine
     self._runner = runner
+    self._is_alone = is_alone or hosts.count() == 1
+
+  def alone(self) -> "RolloutServer":
+    """Returns a server of the same engine for this process only."""
+    return RolloutServer(self.engine, self._runner, is_alone=True)
 
   def rollout(
     self,
@@ -52,6 +66,10 @@ class RolloutServer:
     A completion is named by (seed, step, prompt, sample index): the same in
     any order, chunk length and server at an equal number of slots. Prompts
     that stand in a batch more than once get different samples.
+
+    In a run of several processes each rolls out its share of the prompts
+    (`hosts.own_rows`), all have to call it alike, and all get all completions;
+    `on_group` hears of the own share only.
 
     Args:
       prompts: Padded prompts with lengths, or lists of token ids. Groups with
@@ -93,8 +111,11 @@ class RolloutServer:
         "set config.rollout.prefix_store_tokens."
       )
     buckets = _buckets(completion_buckets, max_tokens)
+    num_rows = len(batch.prompt_length)
+    share = slice(num_rows) if self._is_alone else hosts.own_rows(num_rows)
     by_prompt = _make_groups(
       batch,
+      range(num_rows)[share],
       _labels(names, batch, "names"),
       _labels(conversations, batch, "conversations"),
       group_size=group_size,
@@ -125,9 +146,12 @@ class RolloutServer:
     longest = max(
       (r.num_tokens for group in groups for r in group.requests), default=0
     )
-    return _collect(
-      by_prompt, group_size=group_size, size=_smallest(buckets, longest)
+    if not self._is_alone:
+      longest = int(hosts.gather([longest]).max())
+    own = _collect(
+      by_prompt[share], group_size=group_size, size=_smallest(buckets, longest)
     )
+    return own if self._is_alone else hosts.gather_rows(own, num_rows)
 
   def sync(self, params: decoder.Params, version: int) -> None:
     """Serves other parameters from the next rollout on.
@@ -267,6 +291,7 @@ def _labels(
 
 def _make_groups(
   batch: types.PromptBatch,
+  own: range,
   names: Sequence[str],
   conversations: Sequence[str],
   *,
@@ -276,18 +301,23 @@ def _make_groups(
   step: int,
   is_shared: bool,
 ) -> list[list[Group]]:
-  """Makes each prompt's groups: one, or one a sample when not shared."""
+  """Makes each prompt's groups: one, or one a sample when not shared.
+
+  Masked prompts and those of other processes have none; the latter still count
+  among equal prompts, so that the samples' names depend on no share.
+  """
   seen: dict[bytes, int] = {}
   by_prompt: list[list[Group]] = []
-  for prompt_ids, length, is_real, name, conversation in zip(
-    *batch, names, conversations, strict=True
+  for row, (prompt_ids, length, is_real, name, conversation) in enumerate(
+    zip(*batch, names, conversations, strict=True)
   ):
-    if not is_real:
-      by_prompt.append([])
-      continue
     content = name.encode() or prompt_ids[:length].tobytes()
     first = seen.get(content, 0)
-    seen[content] = first + group_size
+    if is_real:
+      seen[content] = first + group_size
+    if not is_real or row not in own:
+      by_prompt.append([])
+      continue
     indices = range(first, first + group_size)
     by_prompt.append(
       [

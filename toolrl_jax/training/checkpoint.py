@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import pathlib
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
+from toolrl_jax import hosts
 from toolrl_jax.model import fingerprint
 from toolrl_jax.training.state import TrainState
 
@@ -42,7 +43,7 @@ class RunCheckpoints:
   """
 
   def __init__(
-    self, directory: pathlib.Path, *, keep_last: int, keep_best: int
+    self, directory: epath.PathLike, *, keep_last: int, keep_best: int
   ):
     """Opens the directory and makes it when missing.
 
@@ -59,7 +60,9 @@ class RunCheckpoints:
         "keep_last must be at least 1 and keep_best at least 0, got "
         f"{keep_last} and {keep_best}; set config.checkpoint."
       )
-    self.directory = pathlib.Path(directory).absolute()
+    self.directory = epath.Path(directory)
+    if "://" not in str(directory):
+      self.directory = epath.Path(pathlib.Path(directory).absolute())
     self._keep = policies.AnyPreservationPolicy(
       [
         policies.LatestN(keep_last),
@@ -201,10 +204,12 @@ class RunCheckpoints:
     if not steps:
       return
     self._manager.close()
-    for step in steps:
+    for step in steps if hosts.is_first() else ():
       target = self.directory / f"corrupt-{step}"
-      shutil.rmtree(target, ignore_errors=True)
+      if target.exists():
+        target.rmtree()
       (self.directory / str(step)).rename(target)
+    hosts.wait_for_all("set aside")
     self._manager = self._open()
 
   def wait(self) -> None:

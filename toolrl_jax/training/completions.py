@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import transformers
 
-from toolrl_jax import scoring, types
+from toolrl_jax import hosts, scoring, types
 from toolrl_jax.kernels import loss as loss_kernel
 from toolrl_jax.model import tokenizer as tokenizer_lib
 from toolrl_jax.parsing import tool_calls
@@ -22,7 +22,8 @@ from toolrl_jax.training import batches, groups, update
 class GroupReader:
   """Decodes, parses and encodes groups while others still decode.
 
-  Called as the `on_group` of a rollout, in any order.
+  Called as the `on_group` of a rollout, in any order; in a run of several
+  processes for the groups of this one.
   """
 
   def __init__(
@@ -56,14 +57,43 @@ class GroupReader:
     )
 
   @property
-  def texts(self) -> list[list[str]]:
-    """Completions of each example, [B][G]."""
-    return [self._texts[i] for i in range(len(self._examples))]
+  def texts(self) -> dict[int, list[str]]:
+    """Completions [G] of each example that this process read, by its index."""
+    return self._texts
 
-  def score(self, step: int) -> scoring.ScoredCompletions:
-    """Scores all groups; `step` is the training step."""
-    groups_in_order = [self._groups[i] for i in range(len(self._examples))]
-    return scoring.score_groups(groups_in_order, reward=self._reward, step=step)
+  def score(
+    self, step: int, rollouts: types.Rollouts
+  ) -> scoring.ScoredCompletions:
+    """Scores the groups and gathers those of all processes.
+
+    Args:
+      step: The training step.
+      rollouts: What was rolled out, masked groups included; its sizes are read.
+
+    Returns:
+      Rewards of all examples, in their order.
+    """
+    own = [i for i in range(len(self._examples)) if i in self._groups]
+    scored = scoring.score_groups(
+      [self._groups[i] for i in own], reward=self._reward, step=step
+    )
+    if hosts.count() == 1:
+      return scored
+    num_rows, group_size = rollouts.finish.shape
+    rows = hosts.own_rows(num_rows)
+
+    def fill(x):
+      # A short batch may leave this process without a group.
+      padded = np.zeros((rows.stop - rows.start, group_size), x.dtype)
+      padded[: len(own)] = x.reshape(-1, group_size)
+      return padded
+
+    own_arrays = jax.tree.map(fill, scored[:3])
+    parts, is_parsed, has_call = jax.tree.map(
+      lambda x: x[: len(self._examples)],
+      hosts.gather_rows(own_arrays, num_rows),
+    )
+    return scoring.ScoredCompletions(parts, is_parsed, has_call, scored.parsed)
 
 
 def padded_reward(
@@ -115,7 +145,7 @@ def reference_kl(
 
 def samples(
   examples: Sequence[types.Example],
-  text: Sequence[Sequence[str]],
+  text: Mapping[int, Sequence[str]] | Sequence[Sequence[str]],
   rollouts: types.Rollouts,
   scored: scoring.ScoredCompletions,
   kept: groups.KeptGroups,
@@ -127,7 +157,7 @@ def samples(
 
   Args:
     examples: The step's examples.
-    text: Their completions, [B][G].
+    text: Their completions, [B][G]; those that are missing give no sample.
     rollouts: The same as tokens.
     scored: Their rewards.
     kept: Which of them were trained on.
@@ -139,6 +169,7 @@ def samples(
   """
   indices = np.asarray(kept.indices)
   group_size = rollouts.finish.shape[1]
+  read = sorted(text) if isinstance(text, Mapping) else range(len(text))
   return [
     {
       "id": examples[b].id,
@@ -154,5 +185,5 @@ def samples(
       },
     }
     # One rollout a group, a different one in each.
-    for b, g in ((b, b % group_size) for b in range(min(count, len(examples))))
+    for b, g in ((b, b % group_size) for b in read[:count])
   ]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from toolrl_jax import scoring, types
+from toolrl_jax import hosts, scoring, types
 from toolrl_jax.rollout import ledger
 from toolrl_jax.training import groups, metrics
 
@@ -81,7 +81,7 @@ def rollout_metrics(
     "rollout/length_tokens": float(lengths.mean()),
     "rollout/prompt_tokens": float(prompts.prompt_length[is_real].mean()),
     "rollout/cut_frac": float((finish == types.FINISH_LENGTH).mean()),
-    "rollout/prefills": float(stats.num_prefills),
+    "rollout/prefills": float(hosts.gather([stats.num_prefills]).sum()),
   }
 
 
@@ -102,8 +102,8 @@ def reward_metrics(
     "reward/correctness": float(np.mean(parts.correctness)),
     "reward/length": float(np.mean(parts.length)),
     "reward/success_frac": float(np.mean(parts.success)),
-    "rollout/parse_fail_frac": _mean(not p.is_parsed for p in scored.parsed),
-    "rollout/tool_call_frac": _mean(p.has_call for p in scored.parsed),
+    "rollout/parse_fail_frac": float(1 - scored.is_parsed.mean()),
+    "rollout/tool_call_frac": float(scored.has_call.mean()),
     "rollout/gold_call_frac": _mean(bool(gold.calls) for gold in golds),
     "filter/zero_variance_frac": float(is_equal.mean()),
     "filter/all_right_frac": float(is_solved.mean()),

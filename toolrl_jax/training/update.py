@@ -18,6 +18,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from toolrl_jax import hosts
 from toolrl_jax.model import attention, decoder, sharding, splash
 from toolrl_jax.model.presets import DecoderConfig
 from toolrl_jax.training import batches, blocks
@@ -49,7 +50,8 @@ class UpdateFns(NamedTuple):
       the host, 0 elsewhere.
     params_for_engine: `params_for_engine(state)` copies the parameters, in the
       compute dtype, on their devices; the copy outlives the next update. With
-      "pmap" it is the first replica, on its device alone.
+      "pmap" it is the first replica, on its device alone; in a run of several
+      processes a whole copy on the devices of each, made from device to device.
     options: The options they were made with.
   """
 
@@ -199,6 +201,11 @@ def make_update_fns(
   """
   step_lib.check_options(options)
   if strategy == "pmap":
+    if hosts.count() > 1:
+      raise ValueError(
+        'strategy "pmap" is for one process, got '
+        f'{hosts.count()}; set config.mesh.strategy="sharded".'
+      )
     devices = jax.local_devices() if devices is None else list(devices)
     mesh = Mesh(np.asarray(devices), (_REPLICAS,))
     whole = NamedSharding(mesh, PartitionSpec())
@@ -210,17 +217,24 @@ def make_update_fns(
     shardings = mesh_shardings(config, optimizer, mesh)
     programs = mesh_programs(config, optimizer, options, mesh)
     num_shards = sharding.num_batch_shards(mesh)
-    place = functools.partial(
-      jax.device_put, device=sharding.batch_sharding(mesh)
-    )
+    where = sharding.batch_sharding(mesh)
+    place = lambda block: jax.tree.map(lambda x: hosts.place(x, where), block)
   else:
     raise ValueError(
       f'strategy must be "pmap", or "sharded" with a mesh, got {strategy!r} '
       f"with {mesh}; set config.mesh.strategy."
     )
   is_replica = strategy == "pmap"
+  is_spread = not is_replica and hosts.count() > 1
   return _placing_fns(
-    programs, place, num_shards, optimizer, options, shardings, is_replica
+    programs,
+    place,
+    num_shards,
+    optimizer,
+    options,
+    shardings,
+    is_replica,
+    sharding.host_shardings(config, mesh) if is_spread else None,
   )
 
 
@@ -361,6 +375,7 @@ def _placing_fns(
   options: UpdateOptions,
   shardings: TrainState,
   is_replica: bool,
+  engine_shardings: tuple[Any, Any] | None,
 ) -> UpdateFns:
   """Wraps compiled functions with the placement of their arguments."""
   # Compiled, so that no moment ever exists whole on one device.
@@ -368,7 +383,10 @@ def _placing_fns(
   # An explicit copy: jit hands untouched inputs through, and the next update
   # would delete them under the engine.
   cast = lambda x: jnp.array(x, options.compute_dtype, copy=True)
-  copy = jax.jit(lambda params: jax.tree.map(cast, params))
+  copy_all = lambda params: jax.tree.map(cast, params)
+  copy = jax.jit(copy_all)
+  if engine_shardings is not None:
+    spread = jax.jit(copy_all, out_shardings=engine_shardings[0])
   arrange = functools.partial(
     blocks.arrange,
     num_shards=num_shards,
@@ -384,11 +402,11 @@ def _placing_fns(
   )
 
   def copy_params(params):
-    return spread_copy(jax.device_put(params, shardings.params))
+    return spread_copy(jax.tree.map(hosts.place, params, shardings.params))
 
   def init(params):
-    params = jax.device_put(params, shardings.params)
-    count = jax.device_put(jnp.zeros((), jnp.int32), shardings.step)
+    params = jax.tree.map(hosts.place, params, shardings.params)
+    count = hosts.place(jnp.zeros((), jnp.int32), shardings.step)
     return TrainState(count, params, init_opt_state(params))
 
   def template(params):
@@ -435,13 +453,17 @@ def _placing_fns(
     return scored
 
   def params_for_engine(state):
-    first = lambda x: x.addressable_data(0) if is_replica else x
-    return copy(jax.tree.map(first, state.params))
+    if is_replica:
+      first = jax.tree.map(lambda x: x.addressable_data(0), state.params)
+      return copy(first)
+    if engine_shardings is None:
+      return copy(state.params)
+    return sharding.on_this_host(spread(state.params), engine_shardings[1])
 
   return UpdateFns(
     init=init,
     template=template,
-    place=lambda state: jax.device_put(state, shardings),
+    place=lambda state: jax.tree.map(hosts.place, state, shardings),
     copy_params=copy_params,
     update=update,
     logprobs=logprobs,

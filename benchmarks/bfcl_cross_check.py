@@ -12,7 +12,8 @@ single-turn category: the handler makes the prompts in the package's own
 environment, transformers answers them greedily in float32 (in the environment
 of the peer "trl"), the handler reads the answers and the package's
 `eval_runner` judges them. The last line is a JSON object: on how many items the
-two verdicts agree, how many prompts are equal, and each item where they differ.
+two verdicts agree, how many answers are equal word for word where neither calls,
+and each item where the verdicts differ.
 """
 
 import argparse
@@ -99,10 +100,10 @@ def failed_items(
 ) -> set[str]:
   """Returns the items that the package's `eval_runner` fails."""
   file = bfcl_files.path(folder / "result", _NAME, category)
-  file.parent.mkdir(parents=True)
+  file.parent.mkdir(parents=True, exist_ok=True)
   rows = [{"id": name, "result": text} for name, text in written.items()]
   file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  (folder / "score").mkdir()
+  (folder / "score").mkdir(exist_ok=True)
   request = {
     "do": "evaluate",
     "categories": [category],
@@ -159,7 +160,11 @@ def compare(args: argparse.Namespace, folder: pathlib.Path) -> dict:
     "agree": len(names) - len(differing),
     "ours_right": sum(ours[name] for name in names),
     "theirs_right": len(names) - len(failed),
-    "our_prompt_tokens": scores["by_seed"][seed]["usage"]["prompt_tokens"],
+    # What follows the calls, and all of an answer without one.
+    "equal_texts": sum(
+      outcomes[name]["turns"][0][0]["text"].strip() == texts[name].strip()
+      for name in names
+    ),
     "differing": differing,
   }
 

@@ -171,12 +171,11 @@ class Responder:
         running += self._start(to_start, self._max_open - len(running), pool)
         if not running:
           return
+        self._hear(running, pool)
         for bucket, members in self._by_bucket(running).items():
           self._answer(members, bucket, seed, pool)
         on_end([one.end() for one in running if one.is_ended])
         running = [one for one in running if not one.is_ended]
-        # After the others' ends are kept: it may take a while.
-        self._hear(running, pool)
     finally:
       pool.shutdown(wait=False, cancel_futures=True)
 

@@ -117,10 +117,8 @@ def failed_items(
 def compare(args: argparse.Namespace, folder: pathlib.Path) -> dict:
   """Returns on how many items both agree, and where they do not."""
   runner = bfcl_environment.ensure(has_runner=True).python
-  seed = next(
-    iter(records.read_scores(args.scores)["benchmarks"]["bfcl"]["by_seed"])
-  )
   scores = records.read_scores(args.scores)["benchmarks"]["bfcl"]
+  seed = next(iter(scores["by_seed"]))
   ours = {
     name: value == 1
     for name, value in scores["by_seed"][seed]["verdicts"].items()

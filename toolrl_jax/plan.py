@@ -184,8 +184,11 @@ def make_plan(
     decoder_config, optimizer, options=options, mesh=mesh,
     param_dtype=jnp.dtype(config.model.param_dtype),
   )  # fmt: skip
-  programs = _programs(config, decoder_config, optimizer, sizes, mesh, state)
-  held = _held(config, decoder_config, sizes, state)
+  engine = _engine(config, decoder_config, sizes, state)
+  programs = _programs(
+    config, decoder_config, optimizer, sizes, mesh, state, engine
+  )
+  held = _held(state, engine)
   return Plan(
     topology=slice_,
     mesh=dict(mesh.shape),
@@ -218,29 +221,37 @@ def make_plan(
   )
 
 
-def _held(
-  config: ml_collections.ConfigDict,
-  decoder_config: presets.DecoderConfig,
-  sizes: lowering.Sizes,
-  state: TrainState,
-) -> dict[str, int]:
+def _held(state: TrainState, engine: tuple[Any, Any] | None) -> dict[str, int]:
   """Returns the bytes a chip of what a run keeps."""
   held = {
     "parameters": lowering.bytes_per_device(state.params),
     "optimizer": lowering.bytes_per_device(state.opt_state),
   }
-  if config.algorithm != "grpo":
+  if engine is None:
     return held
+  params, rows = engine
+  return held | {
+    "engine": lowering.bytes_per_device(params),
+    "keys and values": lowering.bytes_per_device(rows),
+  }
+
+
+def _engine(
+  config: ml_collections.ConfigDict,
+  decoder_config: presets.DecoderConfig,
+  sizes: lowering.Sizes,
+  state: TrainState,
+) -> tuple[Any, Any] | None:
+  """Describes the weights and rows of the engine; only GRPO needs one."""
+  if config.algorithm != "grpo":
+    return None
   dtype = jnp.dtype(config.model.compute_dtype)
   params = lowering.engine_params(state, dtype)
   rows = lowering.decode_rows(
     decoder_config, sizes, params=params, layout=config.rollout.layout,
     compute_dtype=dtype,
   )  # fmt: skip
-  return held | {
-    "engine": lowering.bytes_per_device(params),
-    "keys and values": lowering.bytes_per_device(rows),
-  }
+  return params, rows
 
 
 # ----- the nearest change that fits -----
@@ -305,26 +316,22 @@ def _programs(
   sizes: lowering.Sizes,
   mesh: Mesh,
   state: TrainState,
+  engine: tuple[Any, Any] | None,
 ) -> list[lowering.Program]:
   """Lowers what a run compiles: the update and, in GRPO, the rollout."""
-  dtype = jnp.dtype(config.model.compute_dtype)
-  is_grpo = config.algorithm == "grpo"
-  params = lowering.engine_params(state, dtype)
-  rows = lowering.decode_rows(
-    decoder_config, sizes, params=params, layout=config.rollout.layout,
-    compute_dtype=dtype,
-  )  # fmt: skip
   # The engine frees its rows between rollouts.
-  kept = lowering.bytes_per_device(params) if is_grpo else 0
+  kept = 0 if engine is None else lowering.bytes_per_device(engine[0])
   programs = lowering.update_programs(
     decoder_config, optimizer, sizes, options=parts.update_options(config),
     mesh=mesh, state=state, beside=kept,
   )  # fmt: skip
-  if is_grpo:
+  if engine is not None:
+    params, rows = engine
     programs += lowering.rollout_programs(
       decoder_config, sizes, params=params, rows=rows,
       options=_sampling_options(config, decoder_config),
-      decode_chunk=config.rollout.decode_chunk, compute_dtype=dtype,
+      decode_chunk=config.rollout.decode_chunk,
+      compute_dtype=jnp.dtype(config.model.compute_dtype),
       beside=lowering.bytes_per_device(state),
     )  # fmt: skip
   return programs

@@ -41,18 +41,11 @@ def describe(scores: Mapping[str, Any], base: Mapping[str, Any]) -> str:
   ]
   for name in names:
     gain = _gain(scores, base, name)
-    verdict = "larger" if gain.is_beyond_seeds else "not larger"
-    noise = (
-      "one seed cannot tell it from the noise of the seeds"
-      if gain.noise is None
-      else f"{verdict} than the seed noise of {100 * gain.noise:.1f} points "
-      "allows"
-    )
     lines.append(
       f"{name}, mean of all items: {100 * gain.mean:.1f} against "
       f"{100 * (gain.mean - gain.difference):.1f}, {100 * gain.difference:+.1f} "
       f"points (95 % of the resampled items {100 * gain.low:+.1f} to "
-      f"{100 * gain.high:+.1f}); {noise}"
+      f"{100 * gain.high:+.1f}); {gain.noise_verdict}"
     )
   return "\n".join(lines)
 

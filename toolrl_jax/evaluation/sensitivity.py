@@ -90,6 +90,16 @@ class Drift(NamedTuple):
       and abs(self.difference) > _NOISE_FACTOR * self.noise
     )
 
+  @property
+  def noise_verdict(self) -> str:
+    """Says how the difference stands to the noise of the seeds."""
+    if self.noise is None:
+      return "one seed cannot tell it from the noise of the seeds"
+    verdict = "larger" if self.is_beyond_seeds else "not larger"
+    return (
+      f"{verdict} than the seed noise of {100 * self.noise:.1f} points allows"
+    )
+
 
 def grid(
   templates: Sequence[str], thinking: Sequence[str], systems: Sequence[str]
@@ -230,10 +240,5 @@ def sentence(axis: str, drifts: Mapping[str, Drift]) -> str:
     f"points ({value}; 95 % of the resampled items {100 * largest.low:+.1f} to "
     f"{100 * largest.high:+.1f})"
   )
-  if largest.noise is None:
-    return f"{text}; one seed cannot tell it from the noise of the seeds."
-  verdict = "larger" if largest.is_beyond_seeds else "not larger"
-  return (
-    f"{text}, {verdict} than the seed noise of {100 * largest.noise:.1f} "
-    "points allows."
-  )
+  mark = ";" if largest.noise is None else ","
+  return f"{text}{mark} {largest.noise_verdict}."

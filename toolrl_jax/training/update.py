@@ -383,10 +383,10 @@ def _placing_fns(
   # An explicit copy: jit hands untouched inputs through, and the next update
   # would delete them under the engine.
   cast = lambda x: jnp.array(x, options.compute_dtype, copy=True)
-  copy_all = lambda params: jax.tree.map(cast, params)
-  copy = jax.jit(copy_all)
-  if engine_shardings is not None:
-    spread = jax.jit(copy_all, out_shardings=engine_shardings[0])
+  where = (
+    {} if engine_shardings is None else {"out_shardings": engine_shardings[0]}
+  )
+  copy = jax.jit(lambda params: jax.tree.map(cast, params), **where)
   arrange = functools.partial(
     blocks.arrange,
     num_shards=num_shards,
@@ -453,12 +453,11 @@ def _placing_fns(
     return scored
 
   def params_for_engine(state):
-    if is_replica:
-      first = jax.tree.map(lambda x: x.addressable_data(0), state.params)
-      return copy(first)
+    first = lambda x: x.addressable_data(0) if is_replica else x
+    copied = copy(jax.tree.map(first, state.params))
     if engine_shardings is None:
-      return copy(state.params)
-    return sharding.on_this_host(spread(state.params), engine_shardings[1])
+      return copied
+    return sharding.on_this_host(copied, engine_shardings[1])
 
   return UpdateFns(
     init=init,

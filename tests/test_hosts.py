@@ -1,6 +1,7 @@
 """Runs of several processes, each with devices of its own, on this machine."""
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -135,6 +136,24 @@ def test_sigterm_to_one_process_stops_all_at_one_step(
   )
   one, other = whole_runs.rows(pair)[-1], whole_runs.rows(tmp_path)[-1]
   assert one["step"] == other["step"] == whole_runs.NUM_STEPS
+
+
+def test_damage_that_one_process_meets_sends_all_one_step_back(
+  environment, pair, tmp_path
+):
+  shutil.copytree(pair, tmp_path, dirs_exist_ok=True)
+  (tmp_path / "summary.json").unlink()
+  newest = max(int(path.name) for path in tmp_path.glob("checkpoints/[0-9]*"))
+  # What the second process wrote, and reads.
+  parts = list(tmp_path.glob(f"checkpoints/{newest}/state/ocdbt.process_1/d/*"))
+  assert parts
+  for part in parts:
+    part.write_bytes(b"")
+  said = _finish(_start(environment, tmp_path, 2))
+  assert all(f"checkpoint {newest} cannot be read" in text for text in said)
+  assert "process 1 cannot" in said[0]
+  assert all("resumed from the checkpoint" in text for text in said)
+  whole_runs.assert_equal_runs(pair, tmp_path)
 
 
 @pytest.mark.parametrize(

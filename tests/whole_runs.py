@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import safetensors.numpy
@@ -72,6 +73,40 @@ def start(environment, workdir, **changes) -> subprocess.Popen:
     stderr=subprocess.PIPE,
     text=True,
   )
+
+
+def wait_for(moment, workdir, process) -> None:
+  """Waits for a moment of a run, looking every few milliseconds."""
+  deadline = time.monotonic() + 400
+  while time.monotonic() < deadline:
+    if process.poll() is not None:
+      raise AssertionError(f"ended before {moment}: {process.communicate()[1]}")
+    if _has_come(moment, workdir):
+      return
+    time.sleep(0.002)
+  raise AssertionError(f"the run never came to {moment}")
+
+
+def _has_come(moment, workdir) -> bool:
+  path = workdir / "metrics.jsonl"
+  num_rows = path.read_text().count("\n") if path.exists() else 0
+  if moment.startswith("row "):
+    return num_rows >= int(moment.removeprefix("row "))
+  match moment:
+    case "first_evaluation":
+      return (workdir / "config.json").exists()
+    case "first_step":
+      return num_rows >= 2
+    case "later_step":
+      return num_rows >= 5
+    case "in_a_save":
+      saves = (workdir / "checkpoints").glob("*tmp*")
+      return num_rows >= 4 and any(saves)
+    case "in_a_benchmark":
+      return any((workdir / "benchmarks").glob("*/answers/*"))
+    case "in_the_export":
+      return (workdir / ".export.partial").is_dir()
+  raise ValueError(moment)
 
 
 def finish(process, status=0) -> str:

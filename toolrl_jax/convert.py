@@ -21,6 +21,25 @@ import orbax.checkpoint as ocp
 
 from toolrl_jax.model import decoder, presets, source, weights
 
+_ABOUT = """\
+Turns a checkpoint into another form, dtype or number of files."""
+
+_EXAMPLES = """\
+SRC is a Hugging Face folder with safetensors, a .gguf file, "bundled:tiny", a
+folder that --to=orbax wrote, or the workdir of a run.
+
+examples:
+  toolrl-convert model.gguf /data/model          GGUF to Hugging Face
+  toolrl-convert /data/model /data/half --dtype=bfloat16
+  toolrl-convert /data/model /data/orbax --to=orbax
+  toolrl-convert /tmp/run /tmp/step30 --step=30  a checkpoint of a run
+
+DST gets config, tokenizer, chat template and weights: a Hugging Face folder, or
+with --to=orbax the weights as an Orbax checkpoint. It is whole or not there at
+all; an older checkpoint there is replaced, anything else refused. Qwen2.5,
+Qwen3 (dense) and Llama 3 are read (docs/real_weights.md). Prints DST; a mistake
+is one line and status 2."""
+
 _DTYPES = ("float32", "bfloat16", "float16")
 _PARAMS = "params"
 
@@ -80,7 +99,8 @@ def _fail(message: str) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser = _Parser(
     prog="toolrl-convert",
-    description=__doc__,
+    description=_ABOUT,
+    epilog=_EXAMPLES,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument("src", help="checkpoint or run to read")
@@ -152,6 +172,9 @@ def convert(
     raise ValueError(f"--step is for the workdir of a run, {src} is none.")
   if form == "checkpoint":
     dtype = dtype or _dtype_of(found)
+    if to == "hf":
+      weights.copy(found, dst, dtype=dtype, max_shard_bytes=max_shard_bytes)
+      return
     config, params = weights.load(found, dtype=dtype)
     loaded = Loaded(config, params, found)
   elif form == "orbax":

@@ -76,9 +76,14 @@ def count() -> int:
   return jax.process_count()
 
 
+def number() -> int:
+  """Returns which process this is, from 0."""
+  return jax.process_index()
+
+
 def is_first() -> bool:
   """Whether this process writes what a run writes once."""
-  return jax.process_index() == 0
+  return number() == 0
 
 
 # ----- host values -----
@@ -93,7 +98,7 @@ def own_rows(num_rows: int) -> slice:
   Args:
     num_rows: Rows of the batch.
   """
-  return _shares(num_rows)[jax.process_index()]
+  return _shares(num_rows)[number()]
 
 
 def _shares(num_rows: int) -> list[slice]:

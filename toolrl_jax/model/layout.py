@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from toolrl_jax.model import decoder, presets
+from toolrl_jax.model import decoder, presets, source
 
 Params = Any
 Index = tuple[slice, ...]
@@ -124,12 +124,14 @@ def assemble(
   shapes = decoder.param_shapes(config)
   if shardings is None:
     shardings = jax.tree.map(lambda _: single, shapes)
-  placed = [
-    _place(path, shape, read, np.dtype(dtype), sharding)
+  dtype = np.dtype(dtype)
+  placed = []
+  with source.progress("loading", num_params(config) * dtype.itemsize) as bar:
     for (path, shape), sharding in zip(
       leaves(config), jax.tree.leaves(shardings), strict=True
-    )
-  ]
+    ):
+      placed.append(_place(path, shape, read, dtype, sharding))
+      bar.update(math.prod(shape) * dtype.itemsize)
   return jax.tree.unflatten(jax.tree.structure(shapes), placed)
 
 

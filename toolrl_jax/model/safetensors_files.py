@@ -1,13 +1,18 @@
-"""The safetensors files of a Hugging Face folder, checked and read in slices.
+"""The safetensors files of a Hugging Face folder, in slices and in pieces.
 
-From a folder to a `layout.Reader`. Knows nothing of devices.
+From a checked folder to a `layout.Reader`, and from tensors, fetched one after
+another, to files. Knows nothing of devices.
 """
 
 import json
+import os
 import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
+import tqdm
 
 from toolrl_jax.model import layout, presets, source
 
@@ -53,8 +58,14 @@ def reader(
     _check_tensor(tensor, *slices[tensor.hf_name])
   _check_unexpected(slices, expected, config)
 
+  paths = {name: path for name, (path, _) in slices.items()}
+  del slices
+
   def read(tensor: layout.Tensor, index: layout.Index) -> np.ndarray:
-    return slices[tensor.hf_name][1][index]
+    # Opened anew each time: pages of an open file would count as ours, until
+    # all of it lay in memory.
+    with _open(paths[tensor.hf_name]) as file:
+      return file.get_slice(tensor.hf_name)[index]
 
   return read
 
@@ -159,3 +170,100 @@ def _check_unexpected(
       f"tensor {name} in {slices[name][0]} is not expected by its config.json "
       f"({len(extra)} such); this variant is not covered."
     )
+
+
+class Piece(NamedTuple):
+  """One tensor to write.
+
+  Attributes:
+    name: Its Hugging Face name.
+    shape: Its shape, as stored.
+    dtype: Its dtype, as stored.
+    fetch: Brings it to the host, C-contiguous.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  fetch: Callable[[], np.ndarray]
+
+  @property
+  def num_bytes(self) -> int:
+    """Its size in the file."""
+    return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+def write(
+  folder: pathlib.Path, pieces: Sequence[Piece], *, max_shard_bytes: int
+) -> None:
+  """Writes tensors, over several files with an index where too large.
+
+  Args:
+    folder: An existing folder.
+    pieces: The tensors, in the order in which they are fetched and written.
+    max_shard_bytes: Size above which they are split over files.
+  """
+  files = _split(pieces, max_shard_bytes)
+  weight_map: dict[str, str] = {}
+  total = sum(piece.num_bytes for piece in pieces)
+  with source.progress("writing", total) as progress:
+    for number, members in enumerate(files, start=1):
+      name = _SINGLE
+      if len(files) > 1:
+        name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+      _write_safetensors(folder / name, members, progress)
+      weight_map |= {piece.name: name for piece in members}
+  if len(files) > 1:
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    source.write_json(folder / _INDEX, index)
+
+
+def _split(pieces: Sequence[Piece], max_bytes: int) -> list[list[Piece]]:
+  """Splits the tensors over files of at most `max_bytes`, in order."""
+  files: list[list[Piece]] = [[]]
+  size = 0
+  for piece in pieces:
+    if files[-1] and size + piece.num_bytes > max_bytes:
+      files.append([])
+      size = 0
+    files[-1].append(piece)
+    size += piece.num_bytes
+  return files
+
+
+_DTYPE_CODES = {
+  "float64": "F64",
+  "float32": "F32",
+  "float16": "F16",
+  "bfloat16": "BF16",
+}
+
+
+def _write_safetensors(
+  path: pathlib.Path, pieces: Sequence[Piece], progress: tqdm.tqdm
+) -> None:
+  """Writes one file tensor by tensor.
+
+  The library's writer takes every tensor of a file at once, which would put
+  the model in host memory. The format is a length, a JSON header and the bytes.
+  """
+  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+  offset = 0
+  for piece in pieces:
+    end = offset + piece.num_bytes
+    header[piece.name] = {
+      "dtype": _DTYPE_CODES[piece.dtype.name],
+      "shape": list(piece.shape),
+      "data_offsets": [offset, end],
+    }
+    offset = end
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-len(text) % 8)
+  with path.open("wb") as file:
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for piece in pieces:
+      file.write(piece.fetch().view(np.uint8).data)
+      progress.update(piece.num_bytes)
+    file.flush()
+    os.fsync(file.fileno())

@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tqdm
+
 BUNDLED = "bundled:"
 TOKENIZER_FILES = (
   "tokenizer.json",
@@ -24,6 +26,8 @@ TOKENIZER_FILES = (
   "chat_template.jinja",
   "chat_template.json",
 )
+# What takes less is over before anybody asks.
+_SILENT_SECS = 2.0
 # What an exported folder may hold; everything else is somebody's own.
 _EXPORTED = re.compile(
   r"(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors|"
@@ -74,6 +78,23 @@ def read_json(path: pathlib.Path) -> Mapping[str, Any]:
   if not isinstance(content, dict):
     raise ValueError(f"{path} must hold a JSON object; replace the file.")
   return content
+
+
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+  """Writes a JSON object, keys in order."""
+  path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def progress(what: str, num_bytes: int) -> tqdm.tqdm:
+  """Returns a bar over bytes that shows itself where the work takes long."""
+  return tqdm.tqdm(
+    desc=what,
+    total=num_bytes,
+    unit="B",
+    unit_scale=True,
+    delay=_SILENT_SECS,
+    mininterval=1.0,
+  )
 
 
 @contextlib.contextmanager

@@ -6,11 +6,10 @@ whole or not at all. Knows nothing of meshes (shardings come in), text or
 training state.
 """
 
-import json
-import os
+import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,18 +76,21 @@ def load(
     ValueError: If a file or tensor is missing, cut short, of a wrong shape or
       not expected; names both.
   """
-  found = source.locate(path)
-  if found.is_file():
-    file = gguf.open_file(found)
-    config = gguf.read_config(file)
-    read = gguf.reader(file, config)
-  else:
-    config = load_config(found)
-    read = safetensors_files.reader(found, config)
+  config, read = _open(source.locate(path))
   if callable(shardings):
     shardings = shardings(config)
   params = layout.assemble(config, read, dtype=dtype, shardings=shardings)
   return config, params
+
+
+def _open(found: pathlib.Path) -> tuple[presets.DecoderConfig, layout.Reader]:
+  """Checks a checkpoint; returns its shape and what reads its tensors."""
+  if found.is_file():
+    file = gguf.open_file(found)
+    config = gguf.read_config(file)
+    return config, gguf.reader(file, config)
+  config = load_config(found)
+  return config, safetensors_files.reader(found, config)
 
 
 def stop_ids(path: str | pathlib.Path) -> tuple[int, ...]:
@@ -151,34 +153,64 @@ def save(
     for piece in pieces:
       piece.fetch()
     return
-  with source.whole_folder(path) as folder:
-    save_description(
-      folder,
-      config,
-      dtype=pieces[0].dtype,
-      tokenizer_from=tokenizer_from,
+  _write(
+    path,
+    config,
+    pieces,
+    tokenizer_from=tokenizer_from,
+    max_shard_bytes=max_shard_bytes,
+  )
+
+
+def copy(
+  src: str | pathlib.Path,
+  dst: str | pathlib.Path,
+  *,
+  dtype: jax.typing.DTypeLike,
+  max_shard_bytes: int = _MAX_SHARD_BYTES,
+) -> None:
+  """Writes a checkpoint as a Hugging Face folder, one tensor after another.
+
+  Host memory holds one tensor, never the model.
+
+  Args:
+    src: A Hugging Face folder, a .gguf file, or "bundled:tiny".
+    dst: Folder to write, as in `save`.
+    dtype: Dtype of the saved tensors.
+    max_shard_bytes: Size above which the weights are split over files.
+
+  Raises:
+    ValueError: As in `load` for `src`, as in `save` for `dst`.
+  """
+  found = source.locate(src)
+  config, read = _open(found)
+  pieces = [
+    safetensors_files.Piece(
+      tensor.hf_name,
+      tensor.shape,
+      np.dtype(dtype),
+      functools.partial(_read_whole, read, tensor, np.dtype(dtype)),
     )
-    _write_weights(folder, pieces, max_shard_bytes=max_shard_bytes)
+    for tensor in layout.stored(config)
+  ]
+  _write(
+    dst, config, pieces, tokenizer_from=found, max_shard_bytes=max_shard_bytes
+  )
 
 
-class _Piece(NamedTuple):
-  """One tensor to write; `fetch` brings it to the host."""
-
-  name: str
-  shape: tuple[int, ...]
-  dtype: np.dtype
-  fetch: Callable[[], np.ndarray]
-
-  @property
-  def num_bytes(self) -> int:
-    return int(np.prod(self.shape)) * self.dtype.itemsize
+def _read_whole(
+  read: layout.Reader, tensor: layout.Tensor, dtype: np.dtype
+) -> np.ndarray:
+  everything = (slice(None),) * len(tensor.shape)
+  piece = np.asarray(read(tensor, everything)).astype(dtype, copy=False)
+  return np.ascontiguousarray(piece)
 
 
 def _pieces(
   config: presets.DecoderConfig,
   params: Params,
   dtype: jax.typing.DTypeLike | None,
-) -> Iterator[_Piece]:
+) -> Iterator[safetensors_files.Piece]:
   """Yields the tensors of the folder, fetched only when written."""
   for tensor in layout.stored(config):
     leaf = params
@@ -203,7 +235,26 @@ def _pieces(
       host = hosts.fetch(piece).astype(saved, copy=False)
       return np.ascontiguousarray(host.T if tensor.is_kernel else host)
 
-    yield _Piece(tensor.hf_name, tensor.shape, saved, fetch)
+    yield safetensors_files.Piece(tensor.hf_name, tensor.shape, saved, fetch)
+
+
+def _write(
+  path: str | pathlib.Path,
+  config: presets.DecoderConfig,
+  pieces: list[safetensors_files.Piece],
+  *,
+  tokenizer_from: str | pathlib.Path | None,
+  max_shard_bytes: int,
+) -> None:
+  """Writes a whole folder."""
+  with source.whole_folder(path) as folder:
+    save_description(
+      folder,
+      config,
+      dtype=pieces[0].dtype,
+      tokenizer_from=tokenizer_from,
+    )
+    safetensors_files.write(folder, pieces, max_shard_bytes=max_shard_bytes)
 
 
 def save_description(
@@ -231,77 +282,7 @@ def save_description(
     tokenizer.copy(found, folder)
     tokens = _saved_token_fields(found)
     _write_generation_config(found, folder, tokens)
-  _write_json(folder / "config.json", {**hf_config, **tokens})
-
-
-def _write_weights(
-  folder: pathlib.Path, pieces: list[_Piece], *, max_shard_bytes: int
-) -> None:
-  """Writes the tensors, over several files with an index where too large."""
-  files = _split(pieces, max_shard_bytes)
-  weight_map: dict[str, str] = {}
-  for number, members in enumerate(files, start=1):
-    name = "model.safetensors"
-    if len(files) > 1:
-      name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-    _write_safetensors(folder / name, members)
-    weight_map |= {piece.name: name for piece in members}
-  if len(files) > 1:
-    total = sum(piece.num_bytes for piece in pieces)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    _write_json(folder / "model.safetensors.index.json", index)
-
-
-def _split(pieces: list[_Piece], max_bytes: int) -> list[list[_Piece]]:
-  """Splits the tensors over files of at most `max_bytes`, in order."""
-  files: list[list[_Piece]] = [[]]
-  size = 0
-  for piece in pieces:
-    if files[-1] and size + piece.num_bytes > max_bytes:
-      files.append([])
-      size = 0
-    files[-1].append(piece)
-    size += piece.num_bytes
-  return files
-
-
-_DTYPE_CODES = {
-  "float64": "F64",
-  "float32": "F32",
-  "float16": "F16",
-  "bfloat16": "BF16",
-}
-
-
-def _write_safetensors(path: pathlib.Path, pieces: list[_Piece]) -> None:
-  """Writes one file tensor by tensor.
-
-  The library's writer takes every tensor of a file at once, which would put
-  the model in host memory. The format is a length, a JSON header and the bytes.
-  """
-  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-  offset = 0
-  for piece in pieces:
-    end = offset + piece.num_bytes
-    header[piece.name] = {
-      "dtype": _DTYPE_CODES[piece.dtype.name],
-      "shape": list(piece.shape),
-      "data_offsets": [offset, end],
-    }
-    offset = end
-  text = json.dumps(header, separators=(",", ":")).encode()
-  text += b" " * (-len(text) % 8)
-  with path.open("wb") as file:
-    file.write(len(text).to_bytes(8, "little"))
-    file.write(text)
-    for piece in pieces:
-      file.write(piece.fetch().view(np.uint8).data)
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-  path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+  source.write_json(folder / "config.json", {**hf_config, **tokens})
 
 
 def _token_fields(folder: pathlib.Path) -> Mapping[str, Any]:
@@ -338,7 +319,7 @@ def _write_generation_config(
   if (found / "generation_config.json").is_file():
     content = source.read_json(found / "generation_config.json")
   stated = {key: value for key, value in tokens.items() if value is not None}
-  _write_json(folder / "generation_config.json", {**content, **stated})
+  source.write_json(folder / "generation_config.json", {**content, **stated})
 
 
 def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -138,10 +138,9 @@ class RunCheckpoints:
       yield
     # Orbax and tensorstore raise many kinds for a full or lost disk.
     except Exception as error:  # noqa: BLE001
-      reason = (str(error).splitlines() or [type(error).__name__])[0]
       raise SaveError(
-        f"{self.directory} cannot be written: {reason[:200]}; free space or "
-        "mend the folder"
+        f"{self.directory} cannot be written: {_first_line(error)}; free "
+        "space or mend the folder"
       ) from error
 
   def restore_latest(
@@ -164,42 +163,51 @@ class RunCheckpoints:
       ValueError: When there are steps and none can be read into the template.
     """
     template = jax.tree.map(_describe, template)
-    failed: dict[int, Exception] = {}
+    failed: dict[int, str] = {}
     for step in reversed(self.steps()):
       try:
-        restored = self._manager.restore(
+        state, host = _checked(self._read(step, template), host_keys)
+      except (ValueError, KeyError, TypeError) as error:
+        failed[step] = _first_line(error)
+        logging.warning("checkpoint %d cannot be read: %s", step, failed[step])
+        continue
+      self._set_aside(failed)
+      return step, state, host
+    if failed:
+      newest = max(failed)
+      raise ValueError(
+        f"no checkpoint in {self.directory} fits this run; step {newest}: "
+        f"{failed[newest]} Use the configuration it was written with, or "
+        "another workdir."
+      )
+    return None
+
+  def _read(self, step: int, template: TrainState) -> Mapping[str, Any]:
+    """Reads a step.
+
+    Raises:
+      ValueError: This process, or another of the run, could not.
+    """
+    reason = ""
+    restored: Mapping[str, Any] = {}
+    try:
+      with _reader(self.directory) as reader:
+        restored = reader.restore(
           step,
           args=ocp.args.Composite(
             state=ocp.args.StandardRestore(template),
             host=ocp.args.JsonRestore(),
           ),
         )
-        state, encoded = restored["state"], restored["host"]["host"]
-        if digest(state, encoded) != restored["host"]["digest"]:
-          raise ValueError("its values are not those that were saved")
-        host = _decode(encoded)
-        missing = set(host_keys) - set(host)
-        if missing:
-          raise ValueError(f"the host state lacks {', '.join(sorted(missing))}")
-      except Exception as error:  # noqa: BLE001
-        # A damaged directory fails in whatever layer meets the damage first.
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        logging.warning("checkpoint %d cannot be read: %s", step, reason[:300])
-        failed[step] = error
-        continue
-      self._set_aside(failed)
-      return step, state, host
-    if failed:
-      newest = max(failed)
-      reason = (str(failed[newest]).splitlines() or ["no reason given"])[0]
-      raise ValueError(
-        f"no checkpoint in {self.directory} fits this run; step {newest}: "
-        f"{reason[:300]} Use the configuration it was written with, or another "
-        "workdir."
-      )
-    return None
+    # A damaged directory fails in whatever layer meets the damage first.
+    except Exception as error:  # noqa: BLE001
+      reason = _first_line(error)
+    is_failed = hosts.gather([bool(reason)])[:, 0]
+    if is_failed.any():
+      raise ValueError(reason or f"process {int(is_failed.argmax())} cannot")
+    return restored
 
-  def _set_aside(self, steps: Mapping[int, Exception]) -> None:
+  def _set_aside(self, steps: Collection[int]) -> None:
     """Moves steps away, so that they can be written again."""
     if not steps:
       return
@@ -235,6 +243,44 @@ class RunCheckpoints:
 
   def __exit__(self, *exception: object) -> None:
     self.close()
+
+
+def _reader(directory: epath.Path) -> ocp.CheckpointManager:
+  """Reads for this process alone, so that no other waits if it fails."""
+  own = hosts.number()
+  return ocp.CheckpointManager(
+    directory,
+    options=ocp.CheckpointManagerOptions(
+      read_only=True,
+      multiprocessing_options=ocp.options.MultiprocessingOptions(
+        primary_host=own,
+        active_processes={own},
+        barrier_sync_key_prefix=f"reader_{own}",
+      ),
+    ),
+    item_names=("state", "host"),
+  )
+
+
+def _checked(
+  restored: Mapping[str, Any], host_keys: Sequence[str]
+) -> tuple[TrainState, dict[str, Any]]:
+  """Returns state and host state of a step, if they are whole.
+
+  Raises:
+    ValueError: Values were damaged, or the host state is another run's.
+  """
+  state, encoded = restored["state"], restored["host"]["host"]
+  if digest(state, encoded) != restored["host"]["digest"]:
+    raise ValueError("its values are not those that were saved")
+  host = _decode(encoded)
+  if missing := set(host_keys) - set(host):
+    raise ValueError(f"the host state lacks {', '.join(sorted(missing))}")
+  return state, host
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def digest(state: TrainState, host: Any) -> str:

@@ -169,8 +169,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.loss = loss = ml_collections.ConfigDict()
   # "shared": the prompt once a group. "repeated": once a rollout (baseline).
   loss.layout = "shared"
-  # PPO clip range: ratio in [1 - clip_low, 1 + clip_high].
+  # PPO clip range: the ratio is kept above 1 - clip_low ...
   loss.clip_low = 0.2
+  # ... and below 1 + clip_high (0.28 in arXiv:2606.00135, "clip-higher").
   loss.clip_high = 0.2
   # Weight of the KL to the reference policy, per nat. 0: off.
   loss.kl_coef = 0.0
@@ -205,9 +206,13 @@ def get_config() -> ml_collections.ConfigDict:
   optimizer.schedule = "constant"
   # Learning rate at the end, as a fraction of the peak.
   optimizer.final_scale = 0.0
+  # Decay of AdamW's running mean of the gradient.
   optimizer.b1 = 0.9
+  # Decay of its running mean of the squared gradient.
   optimizer.b2 = 0.999
+  # Added to the root of the latter, in units of the gradient.
   optimizer.eps = 1e-8
+  # Decoupled weight decay, per unit of learning rate. 0: off.
   optimizer.weight_decay = 0.0
   # Gradients are clipped to this global norm. 0: off.
   optimizer.clip_norm = 1.0
@@ -218,17 +223,21 @@ def get_config() -> ml_collections.ConfigDict:
   mesh.strategy = "sharded"
   # Simulated devices when there is no accelerator; 0 leaves JAX's default.
   mesh.cpu_devices = 0
-  # Axis sizes of "sharded"; one may be -1 (what remains). "pmap" uses all
-  # devices.
+  # Axis of "sharded" that copies the parameters and splits the groups. One of
+  # the three axes may be -1 (what remains); "pmap" uses all devices.
   mesh.data = 1
+  # Axis that splits the parameters, their moments and the groups.
   mesh.fsdp = -1
+  # Axis that splits heads and hidden units; divides the model's heads.
   mesh.tensor = 1
   # Runs of several processes, one a host, each started by the same command:
   # "" (one process) | "auto" (JAX finds the others: TPU slices, Slurm) |
-  # HOST:PORT of process 0, with the number of processes and this one's own
-  # (-1: from the environment variable JAX_PROCESS_ID).
+  # HOST:PORT of process 0.
   mesh.coordinator = ""
+  # With HOST:PORT: processes of the run.
   mesh.num_processes = 1
+  # With HOST:PORT: number of this process, from 0. -1: from the environment
+  # variable JAX_PROCESS_ID.
   mesh.process_id = -1
 
   # ----- checkpoint -----
@@ -246,6 +255,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.logging = logging = ml_collections.ConfigDict()
   # Rollouts written to samples.jsonl a step.
   logging.samples_per_step = 4
+  # Also write TensorBoard events, in WORKDIR/tensorboard.
   logging.tensorboard = True
   # A warning when the share of parsable completions falls below this.
   logging.min_parse_frac = 0.2
@@ -289,48 +299,58 @@ def get_config() -> ml_collections.ConfigDict:
   benchmark.tool_docs = "json_schema"
   # Conversations open at one time. 0: four a decode row.
   benchmark.open = 0
-  # Folder that holds ACEBench's data_en, of API-Bank's JSON files, and
-  # Bamboogle's data.json.
+  # Folder that holds ACEBench's data_en.
   benchmark.acebench_path = ""
+  # Folder of API-Bank's JSON files.
   benchmark.api_bank_path = ""
+  # Folder that holds Bamboogle's data.json.
   benchmark.bamboogle_path = ""
   # Folder of BFCL's own environment. Empty: in the user's cache folder.
   benchmark.bfcl_environment = ""
   # Who plays the user of ACEBench's agent_multi_turn: "none" (not run) |
   # "local" (the scored model plays both) | "openai" | "anthropic" (HTTP
-  # services of these forms) with address, model and the name of the environment
-  # variable that holds the key.
+  # services of these forms).
   benchmark.user = "none"
+  # Address of that service.
   benchmark.user_url = ""
+  # Its model.
   benchmark.user_model = ""
+  # Name of the environment variable that holds its key.
   benchmark.user_key_variable = ""
   # Where Bamboogle's pages come from: "none" (closed book) | "bm25" (a corpus
   # in search_path) | "recorded" (a record in search_path) | "serper" (the web,
   # recorded in search_path where that is set).
   benchmark.search = "none"
+  # File of the corpus or of the record. Empty: none.
   benchmark.search_path = ""
+  # Name of the environment variable that holds the key of "serper".
   benchmark.search_key_variable = "SERPER_API_KEY"
-  # Model that judges Bamboogle's answers, behind an OpenAI-compatible service.
-  # Empty: none, matches of text stand in.
+  # Address of an OpenAI-compatible service whose model judges Bamboogle's
+  # answers. Empty: none, matches of text stand in.
   benchmark.judge_url = ""
+  # Its model.
   benchmark.judge_model = ""
+  # Name of the environment variable that holds its key. Empty: no key.
   benchmark.judge_key_variable = ""
-  # Tasks of lm-evaluation-harness, for "general"; a folder of task files for
-  # local data; shots, -1 for each task's own; whether prompts pass the chat
-  # template. `max_items` is then documents a task.
+  # Tasks of lm-evaluation-harness, for "general"; `max_items` is then
+  # documents a task.
   benchmark.tasks = ()
+  # Folder of task files for local data. Empty: the harness's own tasks.
   benchmark.task_dir = ""
+  # Worked examples in front of each question. -1: each task's own number.
   benchmark.num_fewshot = -1
+  # Whether the harness's prompts pass the chat template.
   benchmark.is_chat = False
 
   # ----- sensitivity: the grid of toolrl-evaluate -----
   config.sensitivity = sensitivity = ml_collections.ConfigDict()
-  # Values of prompt.template, prompt.thinking and benchmark.system; all
-  # combinations are scored and compared with that of the first values. Under
-  # "toolrl" answers are read in its layout. Empty: the one value there. All
-  # three empty: no grid.
+  # Values of prompt.template; with the two below all combinations are scored
+  # and compared with that of the first values. Under "toolrl" answers are read
+  # in its layout. Empty: the one value there. All three empty: no grid.
   sensitivity.templates = ()
+  # Values of prompt.thinking, likewise.
   sensitivity.thinking = ()
+  # Values of benchmark.system, likewise.
   sensitivity.systems = ()
   # A second checkpoint, scored in the same cells: does the gain of model.path
   # over it survive each of them? Empty: none.

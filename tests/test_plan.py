@@ -2,6 +2,10 @@
 
 import importlib.util
 import json
+import os
+import select
+import sys
+import termios
 
 import jax
 import pytest
@@ -95,6 +99,29 @@ def test_run_needs_a_topology(capsys, arguments):
 def test_run_prints_its_help(capsys):
   plan.run(["toolrl-plan", "--help"])
   assert "--topology=v5e:4x4" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_which_program_compiles(monkeypatch):
+  lowered = jax.jit(lambda x: x).lower(1.0)
+  programs = [
+    lowering.Program(name, lowered, 0) for name in ("update", "decode")
+  ]
+  master, slave = os.openpty()
+  termios.tcsetwinsize(slave, (24, 80))
+  shown = ""
+  with open(slave, "w") as terminal:
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert list(plan._named_while_compiled(programs)) == programs
+    terminal.flush()
+    # What was written comes through the terminal piece by piece.
+    while select.select([master], [], [], 5.0)[0]:
+      shown += os.read(master, 10_000).decode(errors="replace")
+      if "compiling decode:  50%" in shown:
+        break
+  os.close(master)
+  assert shown.index("compiling update:   0%") < shown.index(
+    "compiling decode:  50%"
+  )
 
 
 @needs_libtpu

@@ -69,14 +69,13 @@ def _prepare_logging() -> None:
 
 def _is_ours_or_warning(record: python_logging.LogRecord) -> bool:
   """Leaves out what JAX looks for at its start, and Orbax at every save."""
-  is_orbax = "orbax" in record.pathname
-  if is_orbax:
-    # What it reports with a traceback is raised as well, and ends the run.
+  if "orbax" in record.pathname:
+    # What it reports with a traceback is raised as well, and ends the run; its
+    # warnings are of options, and of steps without held-out scores.
     record.exc_info = None
     record.msg, record.args = record.getMessage().partition("\n")[0], ()
-    if "tracked_metric" in record.msg:
-      return False  # A step without held-out scores is no mistake.
-  is_loud = record.name.startswith("jax") or is_orbax
+    return record.levelno >= python_logging.ERROR
+  is_loud = record.name.startswith("jax")
   return record.levelno >= python_logging.WARNING or not is_loud
 
 

@@ -132,6 +132,7 @@ def load(
 
   Raises:
     UsageError: For anything the user can mend.
+    SystemExit: For `--help`, once it is written.
   """
   values = flags.FlagValues()
   # The file's own folder's parent, so that `from configs import common` works
@@ -140,7 +141,8 @@ def load(
   if path is not None:
     sys.path.insert(0, str(path.resolve().parent.parent))
   if any(argument in ("--help", "-h", "-help") for argument in argv):
-    raise SystemExit(usage)
+    sys.stdout.write(f"{usage}\n")
+    raise SystemExit(0)
   if path is None:
     raise UsageError(
       "--config=FILE is required, none was given; try "

@@ -26,14 +26,26 @@ toolrl-evaluate: scores a model on tool-calling benchmarks.
   toolrl-evaluate --show=DIR [--against=DIR]
 
   --config    a recipe, for example configs/evaluate_tiny.py
-  --workdir   where the run writes: config.json, answers/, scores.json; with
-              axes in config.sensitivity also cells/, study.json, study.md
+  --workdir   where the run writes, a folder
+  --config.   changes a field of the recipe: what is scored (benchmark), how the
+              model is asked (prompt, rollout), the grid of ways of asking
+              (sensitivity); docs/configuration.md has all of them
   --show      prints the score file of a run, or the report of a study
   --against   beside --show: the run of another checkpoint under the same
               protocol; prints the differences with their intervals
-  What is scored, and how the model is asked, stands in the sections benchmark,
-  prompt, rollout and sensitivity of configs/common.py. The same command again
-  goes on where a run was stopped."""
+
+Examples:
+  toolrl-evaluate --config=configs/evaluate_tiny.py --workdir=/tmp/before
+  toolrl-evaluate --config=configs/evaluate_tiny.py --workdir=/tmp/after \\
+    --config.model.path=/tmp/tiny/export
+  toolrl-evaluate --show=/tmp/after --against=/tmp/before
+  toolrl-evaluate --config=configs/sensitivity.py --workdir=/tmp/study
+
+The workdir then holds config.json, answers/ (a line an ended conversation) and
+scores.json (protocol, hashes, versions and the verdict of every item); with
+axes in config.sensitivity also cells/, study.json, study.md and a chart.
+Benchmarks and their data: docs/evaluation.md. The same command again goes on
+where a run was stopped. Status: 0 done; 2 a mistake; 1 it cannot go on."""
 
 
 def run(argv: list[str] | None = None) -> None:

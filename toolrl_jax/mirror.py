@@ -88,6 +88,7 @@ class Mirror:
     export = self.folder / "export"
     if export.is_dir():
       target = self._remote / "export"
+      logging.info("copies the export to %s", target)
       target.mkdir(parents=True, exist_ok=True)
       for file in sorted(export.iterdir()):
         with file.open("rb") as source, (target / file.name).open("wb") as sink:

@@ -19,13 +19,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import optax
+import tqdm
 from absl import flags
 from jax.sharding import Mesh
 
@@ -36,6 +37,37 @@ from toolrl_jax.rollout import sampling
 from toolrl_jax.training.state import TrainState
 
 _GIB = 2**30
+
+USAGE = """\
+toolrl-plan: what a configuration needs on a TPU slice, before it is paid for.
+
+  toolrl-plan --config=FILE --topology=NAME [--json] [--try]
+    [--utilisation=0.4] [--config.section.field=VALUE ...]
+
+  --config        a recipe; nothing at its paths is needed: the model is the
+                  config.json in config.model.path or, where nothing lies there,
+                  the preset that the folder is named after
+  --topology      v5e:4x4, v6e:2x4, v5p:2x2x2, ... (chips along each axis), or
+                  local: what this machine has
+  --try           where it does not fit: looks for the nearest change that does
+                  (smaller micro-batches, recomputation, fewer decode rows, a
+                  tensor axis), one more compilation each
+  --utilisation   share of the chips' peak to assume for the seconds, above 0
+                  and at most 1
+  --json          prints an object in place of the tables
+
+Examples:
+  toolrl-plan --config=configs/toolrl_qwen25_3b.py --topology=v5e:4x4 --try
+  toolrl-plan --config=configs/efficient_multi_qwen3_4b.py \\
+    --topology=v5e:4x4 --config.rollout.slots=16
+
+Compiles update, prefill and decode ahead of time, minutes for a real model, on
+any CPU machine with the extra `plan`: uv run --extra plan toolrl-plan ...
+Prints what each needs of a chip in GiB, what a chip keeps, the least seconds of
+a step, and the update's matrix FLOPs with the prompt once and repeated; the
+columns stand in docs/plan.md. Writes no file. Status: 0 printed, also where it
+does not fit; 2 a mistake."""
+
 # Least completion tokens whose logits exist at a time, of those that are tried.
 _SMALLEST_CHUNK = 512
 # Schedules need a number of steps; nothing compiled depends on it.
@@ -111,7 +143,7 @@ def run(argv: Sequence[str] | None = None) -> None:
   """
   argv = list(sys.argv if argv is None else argv)
   if any(argument in ("--help", "-h") for argument in argv[1:]):
-    sys.stdout.write(f"{__doc__}\n")
+    sys.stdout.write(f"{USAGE}\n")
     return
   # The command reads its flags itself; absl would say that it logs too early.
   flags.FLAGS.mark_as_parsed()
@@ -120,7 +152,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     arguments, rest = _parse(argv[1:])
     if arguments.topology != "local":
       jax.config.update("jax_platforms", "cpu")
-    config, _ = configuration.load([argv[0], *rest, "--workdir=."], __doc__)
+    config, _ = configuration.load([argv[0], *rest, "--workdir=."], USAGE)
     if arguments.topology == "local":
       parts.prepare_devices(config)
     slice_ = footprint.topology(arguments.topology)
@@ -197,7 +229,8 @@ def make_plan(
     sizes=sizes,
     num_blocks=lowering.update_block(sizes, options=options, mesh=mesh)[1],
     footprints=[
-      footprint.measure(program, slice_.memory) for program in programs
+      footprint.measure(program, slice_.memory)
+      for program in _named_while_compiled(programs)
     ],
     layouts=[
       _layout_flops(decoder_config, sizes, options._replace(layout=layout))
@@ -219,6 +252,19 @@ def make_plan(
       utilisation=utilisation,
     ),
   )
+
+
+def _named_while_compiled(
+  programs: Sequence[lowering.Program],
+) -> Iterator[lowering.Program]:
+  """Yields the programs; a terminal shows which one compiles."""
+  with tqdm.tqdm(
+    total=len(programs), unit="program", leave=False, disable=None
+  ) as bar:
+    for program in programs:
+      bar.set_description(f"compiling {program.name}")
+      yield program
+      bar.update()
 
 
 def _held(state: TrainState, engine: tuple[Any, Any] | None) -> dict[str, int]:
@@ -278,6 +324,7 @@ def nearest_fit(
     section, field = name.split(".")
     changed[section][field] = value
     changes.append(f"--config.{name}={value}")
+    sys.stderr.write(f"does not fit; tries {' '.join(changes)}\n")
     found = make_plan(changed, plan.topology, utilisation=utilisation)
     if found.is_fit:
       return found._replace(changes=changes)

@@ -82,3 +82,16 @@ def test_evaluate_greedy_alone_gives_no_sampled_scores(server):
   assert scores["heldout/exact_greedy_frac"] == 1.0
   assert "heldout/exact_sampled_frac" not in scores
   assert "heldout/refusal_greedy_frac" not in scores
+
+
+def test_evaluate_shows_how_many_rows_are_answered(server, capsys, monkeypatch):
+  monkeypatch.setattr(heldout, "_SILENT_SECS", 0.0)
+  monkeypatch.setattr(heldout, "_FILE_SECS", 0.0)
+  golds = [types.Gold((), "no")] * 4
+  _evaluate(server, [_ANSWER] * 4, golds, is_sampled=True)
+  said = capsys.readouterr().err
+  for name in ("greedy", "sampled"):
+    assert f"held-out rows, {name}:   0%" in said
+    assert f"held-out rows, {name}: 100%" in said
+    assert said.index(f"{name}: 100%") > said.index(f"{name}:   0%")
+  assert "4/4" in said

@@ -23,6 +23,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from absl import logging
+
 VERSION = "2026.3.23"
 
 # Of bfcl_eval/data, as `data_sha256` computes it.
@@ -192,6 +194,7 @@ def _read(folder: pathlib.Path, *, has_runner: bool) -> Environment | None:
 def _make(folder: pathlib.Path, *, has_runner: bool, is_cached: bool) -> None:
   """Makes the environment anew, with uv where it is there, else with pip."""
   env, ready = folder / "env", folder / "ready.json"
+  logging.info("installs bfcl-eval %s, once, into %s", VERSION, folder)
   ready.unlink(missing_ok=True)
   shutil.rmtree(env, ignore_errors=True)
   python = str(env / "bin" / "python")

@@ -6,18 +6,25 @@ sampling keys are the same at every evaluation, so two evaluations differ by
 the policy alone.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import tqdm
 
-from toolrl_jax import scoring, types
+from toolrl_jax import hosts, scoring, types
 from toolrl_jax.data import padding
 from toolrl_jax.parsing import tool_calls
 from toolrl_jax.rollout import collect
 
 # Training counts its steps from 1.
 _SAMPLING_STEP = 0
+# What takes less is over before anybody asks.
+_SILENT_SECS = 5.0
+# Seconds between two states of the bar where nobody watches it live.
+_FILE_SECS = 60.0
 
 
 class HeldOut(NamedTuple):
@@ -71,14 +78,16 @@ def evaluate(
   if is_sampled:
     kinds.append(("sampled", temperature))
   for name, heat in kinds:
-    texts = _answer(
-      heldout,
-      server,
-      decode_text,
-      max_tokens=max_tokens,
-      completion_buckets=completion_buckets,
-      temperature=heat,
-    )
+    with _bar(f"held-out rows, {name}", len(heldout.examples)) as bar:
+      texts = _answer(
+        heldout,
+        server,
+        decode_text,
+        max_tokens=max_tokens,
+        completion_buckets=completion_buckets,
+        temperature=heat,
+        on_row=functools.partial(_advance, bar),
+      )
     scored = scoring.parse_and_score(
       texts, golds, reward=reward, step=step, style=style
     )
@@ -105,6 +114,24 @@ def evaluate(
   return metrics
 
 
+def _bar(what: str, num_rows: int) -> tqdm.tqdm:
+  """Returns a bar over the rows that this process answers, with time left."""
+  return tqdm.tqdm(
+    desc=what,
+    total=num_rows // hosts.count(),
+    unit="row",
+    delay=_SILENT_SECS,
+    mininterval=1.0 if sys.stderr.isatty() else _FILE_SECS,
+    leave=False,
+  )
+
+
+def _advance(bar: tqdm.tqdm, row: int, rollouts: types.Rollouts) -> None:
+  """Counts a row that is answered."""
+  del row, rollouts
+  bar.update()
+
+
 def _answer(
   heldout: HeldOut,
   server: collect.RolloutServer,
@@ -113,8 +140,12 @@ def _answer(
   max_tokens: int,
   completion_buckets: Sequence[int],
   temperature: float,
+  on_row: Callable[[int, types.Rollouts], None],
 ) -> list[str]:
-  """Returns one answer a row; rows of one bucket are answered together."""
+  """Returns one answer a row; rows of one bucket are answered together.
+
+  `on_row` hears of each answered row, on a thread beside the decoding.
+  """
   texts = [""] * len(heldout.examples)
   by_bucket: dict[int, list[int]] = {}
   for index, ids in enumerate(heldout.prompt_ids):
@@ -133,6 +164,7 @@ def _answer(
       temperature=temperature,
       step=_SAMPLING_STEP,
       completion_buckets=completion_buckets,
+      on_group=on_row,
     )
     for index, (text,) in zip(indices, decode_text(rollouts)):
       texts[index] = text

@@ -204,7 +204,8 @@ class RunCheckpoints:
       reason = _first_line(error)
     is_failed = hosts.gather([bool(reason)])[:, 0]
     if is_failed.any():
-      raise ValueError(reason or f"process {int(is_failed.argmax())} cannot")
+      first = int(np.flatnonzero(is_failed)[0])
+      raise ValueError(reason or f"process {first} cannot")
     return restored
 
   def _set_aside(self, steps: Collection[int]) -> None:

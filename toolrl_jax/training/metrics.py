@@ -68,8 +68,8 @@ METRICS: dict[str, Metric] = {
   "rollout/parse_fail_frac": Metric("1", "completions that do not parse"),
   "rollout/tool_call_frac": Metric("1", "completions with a call"),
   "rollout/gold_call_frac": Metric("1", "prompts whose gold has a call"),
-  "rollout/logprob_gap_max": Metric("nats", "largest |update - sampler|"),
-  "rollout/logprob_gap_mean": Metric("nats", "mean |update - sampler|"),
+  "rollout/logprob_gap_max": Metric("nats", "largest gap, update to sampler"),
+  "rollout/logprob_gap_mean": Metric("nats", "mean gap, update to sampler"),
   "update/secs": Metric("s", "forward, backward, optimizer"),
   "update/cpu_secs": Metric("s", "the same, in processor seconds"),
   "update/tokens": Metric(

@@ -130,8 +130,8 @@ class CollapseWatch:
     self._min_call = min_tool_call_frac
     self._is_warned = False
 
-  def check(self, row: Mapping[str, float], step: int) -> list[str]:
-    """Logs and returns the warnings of one step's metrics."""
+  def warnings(self, row: Mapping[str, float], step: int) -> list[str]:
+    """Returns the warnings of one step's metrics, and logs nothing."""
     parsed = 1.0 - row["rollout/parse_fail_frac"]
     called, wanted = (
       row["rollout/tool_call_frac"],
@@ -150,6 +150,11 @@ class CollapseWatch:
         f"{wanted:.0%} of the gold does; look at samples.jsonl and "
         "config.reward.no_call"
       )
+    return warnings
+
+  def check(self, row: Mapping[str, float], step: int) -> list[str]:
+    """Logs and returns the warnings of one step's metrics."""
+    warnings = self.warnings(row, step)
     if warnings and not self._is_warned:
       for line in warnings:
         logging.warning("%s", line)

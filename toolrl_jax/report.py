@@ -1,0 +1,98 @@
+"""The command `toolrl-report`: folders of runs to one HTML page.
+
+    toolrl-report WORKDIR [WORKDIR ...] [--out=FILE] [--recipe=FILE]
+
+WORKDIR is the --workdir of toolrl-train or of toolrl-evaluate. The page holds
+curves, the time of each stage, samples with their reward parts, scores,
+configurations and warnings; several runs stand side by side. It is one file
+that needs no network. A run may still be going on; damaged files are named in
+the page. A mistake ends with one line and status 2.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from toolrl_jax.reporting import page, runs, settings
+
+
+class _Parser(argparse.ArgumentParser):
+  """An argument parser whose complaints are one line."""
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+  """Runs the command; a user's mistake ends with one line and status 2.
+
+  Args:
+    argv: Arguments without the program's name. None: those of the process.
+  """
+  arguments = _parse(argv)
+  try:
+    path = write(arguments.workdirs, out=arguments.out, recipe=arguments.recipe)
+  except (ValueError, OSError) as error:
+    sys.stderr.write(f"toolrl-report: {' '.join(str(error).split())}\n")
+    sys.exit(2)
+  sys.stdout.write(f"{path}, {path.stat().st_size / 1e6:.1f} MB\n")
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+  parser = _Parser(
+    prog="toolrl-report",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument(
+    "workdirs", metavar="WORKDIR", nargs="+", help="folder of a run"
+  )
+  parser.add_argument(
+    "--out",
+    type=pathlib.Path,
+    help="file to write; by default report.html in the first WORKDIR",
+  )
+  parser.add_argument(
+    "--recipe",
+    type=pathlib.Path,
+    help="recipe that configurations are compared with, a Python file that is "
+    "run; by default the one in configs/ that differs least",
+  )
+  return parser.parse_args(argv)
+
+
+def write(
+  workdirs: Sequence[str | pathlib.Path],
+  *,
+  out: str | pathlib.Path | None = None,
+  recipe: str | pathlib.Path | None = None,
+) -> pathlib.Path:
+  """Reads runs and writes their page, whole or not at all.
+
+  Args:
+    workdirs: Folders of runs, at least one.
+    out: File to write. None: report.html in the first folder.
+    recipe: Recipe file to compare with. None: the nearest one.
+
+  Returns:
+    The file.
+
+  Raises:
+    ValueError: A folder is no run, or the recipe cannot be read.
+    OSError: The file cannot be written.
+  """
+  found = runs.read_all(workdirs)
+  beside = settings.load(recipe) if recipe else settings.nearest(found)
+  text = page.render(found, default=settings.defaults(), recipe=beside)
+  path = pathlib.Path(out) if out else found[0].folder / "report.html"
+  path = path.expanduser().absolute()
+  partial = path.with_name(f".{path.name}.partial")
+  partial.write_text(text, encoding="utf-8")
+  partial.replace(path)
+  return path
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,1 @@
+"""What runs left in their folders, as figures and as one page."""

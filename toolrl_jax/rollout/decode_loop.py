@@ -76,13 +76,14 @@ class RowCache(NamedTuple):
 
 
 class Programs(NamedTuple):
-  """Compiled programs; the middle three consume the state that they take."""
+  """Compiled programs; those that return a state consume the one they take."""
 
   init_state: Callable[..., DecodeState]
   prefill: Callable[..., prompts.Prefix]
   extend: Callable[..., prompts.Prefix]
   write_bank: Callable[..., DecodeState]
   start_row: Callable[..., DecodeState]
+  stop_rows: Callable[..., DecodeState]
   decode_chunk: Callable[..., tuple[DecodeState, Chunk]]
   read_row: Callable[..., RowCache]
 
@@ -169,6 +170,13 @@ def start_row(
     is_done=state.is_done.at[row].set(False),
     keys=state.keys.at[row].set(sampling.request_key(seed, words)),
   )
+
+
+def stop_rows(
+  state: DecodeState, is_stopped: Bool[Array | np.ndarray, " R"]
+) -> DecodeState:
+  """Idles rows whose requests are over before their end."""
+  return state._replace(is_done=state.is_done | is_stopped)
 
 
 def read_row(
@@ -316,6 +324,7 @@ def _shardings(placed: placement.Placement) -> dict[str, Any]:
     "extend": prefix,
     "write_bank": state,
     "start_row": state,
+    "stop_rows": state,
     "decode_chunk": (state, rest),
     "read_row": rest,
   }
@@ -361,6 +370,7 @@ def make_programs(
     extend=compiled("extend", functools.partial(prompts.extend, **fixed)),
     write_bank=compiled("write_bank", write_bank, donate_argnums=0),
     start_row=compiled("start_row", start_row, donate_argnums=0),
+    stop_rows=compiled("stop_rows", stop_rows, donate_argnums=0),
     decode_chunk=compiled("decode_chunk", chunk, donate_argnums=1),
     read_row=compiled("read_row", read_row),
   )  # fmt: skip

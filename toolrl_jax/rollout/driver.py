@@ -10,8 +10,11 @@ From groups to filled-in requests. Ours differs from the stock driver in this:
 3. At most as many groups are in flight as the engine has prompt banks.
 4. A request tells of its end through a condition, not an event loop.
 5. A failure of a thread fails the requests in flight and closes the driver.
+6. A request can be cancelled: its row is free at the next chunk.
 
-It knows neither text nor sampling.
+A rollout is one `run` of all its groups. Who serves requests as they arrive
+calls `submit` instead: the new group joins those that run. It knows neither
+text nor sampling.
 """
 
 import collections
@@ -23,7 +26,12 @@ import numpy as np
 
 from toolrl_jax.rollout import jetstream_compat, token_forms
 from toolrl_jax.rollout.engine import RolloutEngine
-from toolrl_jax.rollout.request import Group, Request, RolloutError
+from toolrl_jax.rollout.request import (
+  CancelledRequestError,
+  Group,
+  Request,
+  RolloutError,
+)
 
 _orchestrator = jetstream_compat.orchestrator
 # JetStream's own bounds: chunks and requests that wait between threads.
@@ -131,7 +139,10 @@ class ReturnChannel:
 
 
 class RolloutDriver(_orchestrator.Driver):  # type: ignore[name-defined]
-  """Runs groups through JetStream's threads, one `run` at a time."""
+  """Runs groups through JetStream's threads.
+
+  One `run` at a time, or any number of `submit`s; not both at one time.
+  """
 
   def __init__(self, engine: RolloutEngine):
     self.engine = engine
@@ -139,6 +150,8 @@ class RolloutDriver(_orchestrator.Driver):  # type: ignore[name-defined]
     self._pending: collections.deque[Group] = collections.deque()
     self._in_flight: dict[ReturnChannel, Group] = {}
     self._failure: BaseException | None = None
+    # Whether one failure ends all that has not started.
+    self._is_joint = True
     super().__init__(
       [engine],
       [engine],
@@ -179,6 +192,7 @@ class RolloutDriver(_orchestrator.Driver):  # type: ignore[name-defined]
     self.drain()
     with self._changed:
       self._require_open()
+      self._is_joint = True
       self.engine.ledger.open(groups)
       self._pending.extend(groups)
       self._start_groups()
@@ -190,6 +204,52 @@ class RolloutDriver(_orchestrator.Driver):  # type: ignore[name-defined]
         self._fail_pending(RolloutError("the rollout was interrupted."))
       raise
     self._require_open()
+
+  def submit(self, group: Group) -> None:
+    """Adds a group to those that run, and returns at once.
+
+    Its requests tell of tokens and of their end by `Request.on_progress`; a
+    failure of theirs is no other group's. With a prefix store the group may go
+    on from an earlier one, and leaves its own tokens there.
+
+    Args:
+      group: Of the sizes that the engine was last told to reserve.
+
+    Raises:
+      RolloutError: The driver was stopped, or one of its threads failed.
+    """
+    with self._changed:
+      self._require_open()
+      self._is_joint = False
+      if self.engine.store.budget_tokens:
+        self.engine.store.plan([group])
+        group.is_kept = True
+      self.engine.ledger.open([group])
+      self._pending.append(group)
+      self._start_groups()
+
+  def cancel(self, request: Request) -> None:
+    """Ends a submitted request early; safe to repeat, and after its end.
+
+    It fails with CancelledRequestError: at once where its group has not
+    started, else at the next chunk, which frees its row.
+    """
+    with self._changed:
+      request.is_cancelled = True
+      if request.group not in self._pending:
+        return
+      self.engine.ledger.fail(
+        [request],
+        CancelledRequestError("the request was cancelled."),
+        is_waiting=True,
+      )
+      if not request.group.num_open:
+        self._pending.remove(request.group)
+
+  @property
+  def failure(self) -> BaseException | None:
+    """What closed the driver, or None while it is open."""
+    return self._failure
 
   def drain(self) -> None:
     """Waits until nothing is in flight."""
@@ -216,6 +276,8 @@ class RolloutDriver(_orchestrator.Driver):  # type: ignore[name-defined]
       group = self._pending.popleft()
       num_started += 1
       for request in group.requests:
+        if request.is_ended:
+          continue  # Cancelled before the group started.
         channel = ReturnChannel(request, self._on_close)
         self._in_flight[channel] = group
         self._generate_backlogs[0].expect()
@@ -237,10 +299,13 @@ class RolloutDriver(_orchestrator.Driver):  # type: ignore[name-defined]
     chunk: in lockstep the generate thread then finds it in the queue.
     """
     with self._changed:
-      if self._in_flight.pop(channel, None) is None:
+      group = self._in_flight.pop(channel, None)
+      if group is None:
         return
-      if channel.request.error is not None:
+      if self._is_joint and channel.request.error is not None:
         self._fail_pending(channel.request.error)
+      if not self._is_joint and group not in self._in_flight.values():
+        self.engine.store.keep([group])
       self._start_groups()
       if not self._in_flight:
         self._changed.notify_all()

@@ -203,6 +203,8 @@ class RolloutEngine(jetstream_compat.SingleEngine):
     request = padded_tokens.request
     group = request.group
     try:
+      if request.is_cancelled:
+        raise requests_lib.CancelledRequestError("the request was cancelled.")
       if not request.is_ended and group.prefix is None:
         with self._context():
           self._run_prompts(params.params, group)
@@ -231,18 +233,19 @@ class RolloutEngine(jetstream_compat.SingleEngine):
     """Decodes a chunk; a failure fails all that the state held."""
     num_new = np.zeros(self.slots, np.int32)
     token_ids = np.zeros((self.slots, self._decode_chunk), np.int32)
-    if self.ledger.live():
-      try:
-        with self._context():
+    try:
+      with self._context():
+        decode_state = self._without_cancelled(decode_state)
+        if self.ledger.live():
           decode_state, chunk = self._generate(
             params.decode_params, decode_state
           )
           self._record(chunk, decode_state)
-        token_ids, num_new = chunk.token_ids, chunk.num_tokens
-      except Exception as error:  # noqa: BLE001 - becomes failed requests
-        self.ledger.fail_seated(error)
-        jetstream_compat.delete_pytree(decode_state)
-        decode_state = None
+          token_ids, num_new = chunk.token_ids, chunk.num_tokens
+    except Exception as error:  # noqa: BLE001 - becomes failed requests
+      self.ledger.fail_seated(error)
+      jetstream_compat.delete_pytree(decode_state)
+      decode_state = None
     rows = self.ledger.clear_ended_rows()
     if decode_state is not None and self.ledger.is_idle:
       # Until the next rollout the update needs the memory more.
@@ -352,6 +355,13 @@ class RolloutEngine(jetstream_compat.SingleEngine):
     )  # fmt: skip
     return state, jax.device_get(chunk)
 
+  def _without_cancelled(self, state):
+    """Ends the cancelled requests and idles their rows."""
+    rows = self.ledger.end_cancelled()
+    if not rows:
+      return state
+    return self.programs.stop_rows(state, np.isin(np.arange(self.slots), rows))
+
   def _record(
     self, chunk: decode_loop.Chunk, state: decode_loop.DecodeState
   ) -> None:
@@ -360,8 +370,9 @@ class RolloutEngine(jetstream_compat.SingleEngine):
       if request is None or request.is_ended:
         continue
       count = int(chunk.num_tokens[row])
+      new_ids = np.asarray(chunk.token_ids[row, :count])
       request.extend(
-        np.asarray(chunk.token_ids[row, :count]),
+        new_ids,
         np.asarray(chunk.logprobs[row, :count]),
         np.asarray(chunk.truncated_logprobs[row, :count]),
         stop_ids=self.options.stop_ids,
@@ -370,6 +381,7 @@ class RolloutEngine(jetstream_compat.SingleEngine):
         if request.group.is_kept:
           request.kept = self._read(request, state, row)
         self.ledger.close(request)
+      request.tell(new_ids)
     self.ledger.count(
       num_generate_calls=1,
       num_iterations=int(chunk.num_iterations),

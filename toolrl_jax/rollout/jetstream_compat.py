@@ -78,6 +78,8 @@ class DriverThread(threading.Thread):
 
 
 orchestrator, engine_api, tokenizer_api, tokenizer_pb2 = _import_jetstream()
+jetstream_pb2 = orchestrator.jetstream_pb2
+jetstream_pb2_grpc = orchestrator.jetstream_pb2_grpc
 orchestrator.delete_pytree = delete_pytree
 orchestrator.JetThread = DriverThread
 orchestrator.logging = logging.getLogger("jetstream")

@@ -8,7 +8,12 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from toolrl_jax.rollout.request import Group, Request, RolloutError
+from toolrl_jax.rollout.request import (
+  CancelledRequestError,
+  Group,
+  Request,
+  RolloutError,
+)
 
 
 class RolloutStats(NamedTuple):
@@ -175,6 +180,7 @@ class RequestLedger:
           request.error = error
           self.num_waiting -= is_waiting
           self.close(request)
+          request.tell()
 
   def fail_seated(self, error: BaseException) -> None:
     """Fails all that a lost decode state held: its rows and its prompts."""
@@ -182,6 +188,18 @@ class RequestLedger:
       self.fail(self.live(), error)
       for group in list(self._banked):
         self.fail(group.requests, error)
+
+  def end_cancelled(self) -> list[int]:
+    """Ends the cancelled requests that have a row; returns their rows."""
+    with self._lock:
+      rows = [
+        row
+        for row, request in enumerate(self.rows)
+        if request is not None and request.is_cancelled and not request.is_ended
+      ]
+      cancelled = [request for row in rows if (request := self.rows[row])]
+      self.fail(cancelled, CancelledRequestError("the request was cancelled."))
+    return rows
 
   def clear_ended_rows(self) -> tuple[Request | None, ...]:
     """Idles the rows whose request is over; returns the rows as before."""

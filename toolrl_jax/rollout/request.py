@@ -20,6 +20,10 @@ class RolloutError(RuntimeError):
   """A rollout that did not complete; its cause is the engine's error."""
 
 
+class CancelledRequestError(RolloutError):
+  """A request that nobody waits for any more."""
+
+
 def key_words(
   prompt_ids: Int[np.ndarray, " P"], *, step: int, sample_index: int
 ) -> UInt32[np.ndarray, " 4"]:
@@ -52,6 +56,9 @@ class Request:
     error: What failed it, or None.
     kept: Keys and values of prompt and completion, [L, n, N, H] each, when
       its group is kept.
+    is_cancelled: Ends with CancelledRequestError at the next chunk.
+    on_progress: Called with the new tokens, without any when it failed, and
+      whether this is the end; on a thread of the server's, must not wait.
   """
 
   _ids = itertools.count()
@@ -67,6 +74,8 @@ class Request:
     self.finish: int | None = None
     self.error: BaseException | None = None
     self.kept: tuple[np.ndarray, np.ndarray] | None = None
+    self.is_cancelled = False
+    self.on_progress: Callable[[Sequence[int], bool], None] | None = None
     self.num_tokens = 0
     self._chunks: list[tuple[np.ndarray, ...]] = []
 
@@ -90,6 +99,13 @@ class Request:
       self.finish = types.FINISH_STOP
     elif self.num_tokens >= self.limit:
       self.finish = types.FINISH_LENGTH
+
+  def tell(self, new_ids: Int[np.ndarray, " t"] | None = None) -> None:
+    """Tells who listens of new tokens, and of the end if it has ended."""
+    if self.on_progress is not None:
+      self.on_progress(
+        [] if new_ids is None else new_ids.tolist(), self.is_ended
+      )
 
   def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns ids, logprobs and truncated logprobs, each [num_tokens]."""

@@ -1,0 +1,1 @@
+"""The model behind HTTP, in the form of OpenAI's chat completions."""

@@ -5,18 +5,25 @@ import re
 import pytest
 
 from configs import common
-from toolrl_jax import convert, evaluate, plan, train
+from toolrl_jax import convert, evaluate, plan, report, serve, train
 
 
 def _texts(capsys):
-  with pytest.raises(SystemExit) as caught:
-    convert.run(["--help"])
-  assert caught.value.code == 0
+  written = {}
+  for name, command in (
+    ("toolrl-convert", convert),
+    ("toolrl-report", report),
+  ):
+    with pytest.raises(SystemExit) as caught:
+      command.run(["--help"])
+    assert caught.value.code == 0
+    written[name] = capsys.readouterr().out
   return {
     "toolrl-train": train.USAGE,
     "toolrl-evaluate": evaluate.USAGE,
     "toolrl-plan": plan.USAGE,
-    "toolrl-convert": capsys.readouterr().out,
+    "toolrl-serve": serve.USAGE,
+    **written,
   }
 
 

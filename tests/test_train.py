@@ -98,6 +98,7 @@ def test_sigterm_saves_and_exits_cleanly(environment, whole, tmp_path):
   process.send_signal(signal.SIGTERM)
   said = whole_runs.finish(process, status=75)
   assert "SIGTERM" in said
+  assert "SIGTERM" in (tmp_path / "warnings.jsonl").read_text()
   num_rows = len(whole_runs.rows(tmp_path))
   assert num_rows <= whole_runs.NUM_STEPS
   assert not (tmp_path / "summary.json").exists()
@@ -153,6 +154,8 @@ def test_loss_that_is_not_finite_stops_the_run(environment, tmp_path):
   last = said.strip().splitlines()[-1]
   assert "not finite at step" in last
   assert "Traceback" not in said
+  kept = (tmp_path / "warnings.jsonl").read_text().splitlines()
+  assert last == f"toolrl-train: {json.loads(kept[-1])['text']}"
 
 
 def test_sft_lowers_the_loss(environment, tmp_path):

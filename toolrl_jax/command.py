@@ -5,8 +5,12 @@ one line and status 1, a run that was told to stop and may go on later with
 status 75, an interrupt with status 130. Knows nothing of what the commands do.
 """
 
+import contextlib
+import json
 import logging as python_logging
+import pathlib
 import sys
+import time
 from collections.abc import Callable
 
 from absl import flags, logging
@@ -52,6 +56,39 @@ def run(name: str, work: Callable[[], object]) -> None:
     sys.exit(_fail(name, 1, f"{error}; then the same command resumes the run"))
   except KeyboardInterrupt:
     sys.exit(_fail(name, 130, "interrupted; the same command resumes the run"))
+
+
+class WarningFile(python_logging.Handler):
+  """Keeps a run's warnings, and what ended it, beside its other files.
+
+  Also a context manager: `{"time": ..., "text": ...}` a line, appended.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    super().__init__(python_logging.WARNING)
+    self.addFilter(_is_ours_or_warning)
+    self._path = path
+
+  def emit(self, record: python_logging.LogRecord) -> None:
+    """Appends one warning; the run goes on where the disk is full."""
+    line = {
+      "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+      "text": " ".join(record.getMessage().split()),
+    }
+    with (
+      contextlib.suppress(OSError),
+      self._path.open("a", encoding="utf-8") as file,
+    ):
+      file.write(json.dumps(line) + "\n")
+
+  def __enter__(self) -> "WarningFile":
+    logging.get_absl_logger().addHandler(self)
+    return self
+
+  def __exit__(self, kind: object, error: object, trace: object) -> None:
+    logging.get_absl_logger().removeHandler(self)
+    if isinstance(error, StoppedRunError | collect.RolloutError | OSError):
+      self.emit(python_logging.makeLogRecord({"msg": str(error)}))
 
 
 def _prepare_logging() -> None:

@@ -17,7 +17,13 @@ from etils import epath
 
 from toolrl_jax import configuration
 
-_FILES = ("config.json", "metrics.jsonl", "samples.jsonl", "summary.json")
+_FILES = (
+  "config.json",
+  "metrics.jsonl",
+  "samples.jsonl",
+  "warnings.jsonl",
+  "summary.json",
+)
 _PROBE = ".writable"
 
 

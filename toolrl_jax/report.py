@@ -17,6 +17,22 @@ from typing import NoReturn
 
 from toolrl_jax.reporting import page, runs, settings
 
+_ABOUT = """\
+Writes what runs left in their folders as one HTML page that needs no network."""
+
+_EXAMPLES = """\
+WORKDIR is the --workdir of toolrl-train or of toolrl-evaluate, also while it is
+still going on. The page has curves, time by stage, samples with the parts of
+their reward, scores, configurations and warnings; several runs stand side by
+side; damaged files are named in it.
+
+examples:
+  toolrl-report /tmp/tiny                  writes /tmp/tiny/report.html
+  toolrl-report /tmp/one /tmp/two --out=compare.html
+  toolrl-report /tmp/mine --recipe=configs/tiny.py
+
+Prints the file's name; a mistake is one line and status 2."""
+
 
 class _Parser(argparse.ArgumentParser):
   """An argument parser whose complaints are one line."""
@@ -43,7 +59,8 @@ def run(argv: Sequence[str] | None = None) -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser = _Parser(
     prog="toolrl-report",
-    description=__doc__,
+    description=_ABOUT,
+    epilog=_EXAMPLES,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument(

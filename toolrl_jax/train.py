@@ -76,6 +76,7 @@ The workdir then holds:
   config.json     every field as it was used
   metrics.jsonl   a line a step (docs/metrics.md); tensorboard/ has the same
   samples.jsonl   a few answers a step with the parts of their reward
+  warnings.jsonl  what asked for a look, if anything did
   checkpoints/    what the same command goes on from after a stop
   export/         at the end: a Hugging Face folder with weights and tokenizer
   summary.json    held-out scores before and after
@@ -192,7 +193,11 @@ def main(
   parts.prepare_workdir(files.folder)
   files.check()
   folder = parts.own_folder(files.folder)
-  with StopSignal() as stop, parts.sole_writer(folder):
+  with (
+    StopSignal() as stop,
+    parts.sole_writer(folder),
+    command.WarningFile(folder / "warnings.jsonl"),
+  ):
     _main(config, files, folder, stop)
 
 

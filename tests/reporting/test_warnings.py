@@ -78,3 +78,13 @@ def test_many_steps_are_counted():
   assert (
     warnings._at(np.arange(1, 10)) == "at steps 1, 2, 3, 4, 5, 6 and 3 more"
   )
+
+
+def test_what_the_run_said_is_shown_once(write_run, tmp_path):
+  folder = write_run(tmp_path)
+  line = '{"time": "2026-01-01T00:00:00Z", "text": "<b>low</b> disk"}\n'
+  (folder / "warnings.jsonl").write_text(line * 3 + '{"text": 5}\nno json\n')
+  texts = [one.text for one in warnings.seen(runs.read(folder))]
+  assert "It said: <b>low</b> disk (3 times)" in texts
+  assert any("warnings.jsonl has damaged lines, 1 in all" in t for t in texts)
+  assert len(texts) == 2

@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 _FILES = ("config.json", "metrics.jsonl", "samples.jsonl", "scores.json")
 # Steps are counted, never this many; it also keeps them exact as float64.
 _MAX_STEP = 2**53
+# Characters of what a run said that are shown.
+_MAX_SAID = 1_000
 
 
 class Curve(NamedTuple):
@@ -79,6 +81,7 @@ class Run(NamedTuple):
     scores: scores.json of toolrl-evaluate; empty when missing.
     num_starts: Times the run was started, by its TensorBoard files; 0 where
       it wrote none.
+    said: Warnings of the run and what ended it, as it said them.
     damage: What could not be read, a sentence each.
   """
 
@@ -90,6 +93,7 @@ class Run(NamedTuple):
   summary: Mapping[str, Any]
   scores: Mapping[str, Any]
   num_starts: int
+  said: tuple[str, ...]
   damage: tuple[str, ...]
 
   def curve(self, name: str) -> Curve:
@@ -157,6 +161,7 @@ def read(workdir: str | pathlib.Path) -> Run:
     summary=_read_object(folder / "summary.json", damage),
     scores=_read_object(folder / "scores.json", damage),
     num_starts=sum(1 for _ in folder.glob("tensorboard/events.out.tfevents.*")),
+    said=_read_said(folder / "warnings.jsonl", damage),
     damage=tuple(damage),
   )
 
@@ -213,17 +218,38 @@ def _reason(error: BaseException) -> str:
 # ----- one JSON object a line -----
 
 
+def _read_said(path: pathlib.Path, damage: list[str]) -> tuple[str, ...]:
+  """Reads what a run said; each text once, with how often it came."""
+  counts: dict[str, int] = {}
+  for one in _read_objects(path, damage):
+    text = _text(one.get("text"))[:_MAX_SAID]
+    counts[text] = counts.get(text, 0) + 1
+  counts.pop("", None)
+  return tuple(
+    text if count == 1 else f"{text} ({count} times)"
+    for text, count in counts.items()
+  )
+
+
 def _read_lines(
   path: pathlib.Path, damage: list[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
   """Yields step and object of every whole line, one line in memory."""
+  for one in _read_objects(path, damage, has_step=True):
+    yield one["step"], one
+
+
+def _read_objects(
+  path: pathlib.Path, damage: list[str], *, has_step: bool = False
+) -> Iterator[dict[str, Any]]:
+  """Yields the object of every whole line, with a step if it needs one."""
   if not path.is_file():
     return
   num_bad, first_bad = 0, 0
   try:
     with path.open("rb") as file:
       for number, line in enumerate(file, start=1):
-        one = _parsed(line)
+        one = _parsed(line, has_step)
         if one is not None:
           yield one
         elif not line.endswith(b"\n"):
@@ -242,16 +268,18 @@ def _read_lines(
     )
 
 
-def _parsed(line: bytes) -> tuple[int, dict[str, Any]] | None:
-  """Returns step and object of a line, None where it is no such object."""
+def _parsed(line: bytes, has_step: bool) -> dict[str, Any] | None:
+  """Returns the object of a line, None where it is no such object."""
   try:
     one = json.loads(line)
   except (ValueError, RecursionError):
     return None
-  step = one.get("step") if isinstance(one, dict) else None
-  if not isinstance(step, int) or isinstance(step, bool):
+  if not isinstance(one, dict):
     return None
-  return (step, one) if 0 <= step < _MAX_STEP else None
+  step = one.get("step")
+  if has_step and not (type(step) is int and 0 <= step < _MAX_STEP):
+    return None
+  return one
 
 
 def _read_curves(path: pathlib.Path, damage: list[str]) -> dict[str, Curve]:

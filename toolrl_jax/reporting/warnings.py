@@ -1,8 +1,7 @@
 """What in a run's files asks for a look.
 
-From a run to sentences. A run prints its warnings and keeps them in no file;
-these are read from what it does keep, so they say what happened and not always
-why. It mends nothing.
+From a run to sentences: what it said itself, and what its numbers show beside
+that, which says what happened and not always why. It mends nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,6 +50,11 @@ def seen(run: runs.Run) -> list[SeenWarning]:
   for check in _CHECKS:
     found += check(run)
   return sorted(found, key=lambda one: not one.is_grave)
+
+
+def _said(run: runs.Run) -> Iterator[SeenWarning]:
+  for text in run.said:
+    yield SeenWarning(True, f"It said: {text}")
 
 
 def _unfinished(run: runs.Run) -> Iterator[SeenWarning]:
@@ -190,7 +194,7 @@ def _fell(run: runs.Run) -> Iterator[SeenWarning]:
 
 
 _CHECKS: tuple[Callable[[runs.Run], Iterator[SeenWarning]], ...] = (
-  _not_finite, _missing_steps, _collapsed, _gap, _unfinished, _resumed,
+  _said, _not_finite, _missing_steps, _collapsed, _gap, _unfinished, _resumed,
   _compiled, _cut, _no_contrast, _fell,
 )  # fmt: skip
 

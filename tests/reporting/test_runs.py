@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -127,6 +128,7 @@ def test_read_takes_fields_of_another_type_as_absent(write_run, tmp_path):
 def test_read_counts_the_starts_of_a_run(write_run, tmp_path):
   folder = write_run(tmp_path, tensorboard=True)
   assert runs.read(folder).num_starts == 1
+  time.sleep(1.1)  # Names of TensorBoard files have seconds.
   write_run(tmp_path, tensorboard=True)
   assert runs.read(folder).num_starts == 2
 

@@ -93,7 +93,7 @@ def test_load_says_in_one_line_why_a_recipe_cannot_be_read(tmp_path):
 
 def test_true_is_no_one():
   table = settings.rows(
-    [runs.Run("r", None, {"a": {"b": True}}, {}, (), {}, {}, 0, ())],
+    [runs.Run("r", None, {"a": {"b": True}}, {}, (), {}, {}, 0, (), ())],
     default=None,
     recipe=settings.Recipe("x", {"a.b": 1}),
   )

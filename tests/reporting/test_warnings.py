@@ -1,6 +1,7 @@
 """What a run's files say that asks for a look."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -54,6 +55,7 @@ def test_compilations_of_the_first_steps_are_no_warning(write_run, tmp_path):
 
 def test_damage_stop_and_resume_are_warnings(write_run, tmp_path):
   folder = write_run(tmp_path, tensorboard=True)
+  time.sleep(1.1)  # Names of TensorBoard files have seconds.
   write_run(tmp_path, tensorboard=True)
   (folder / "summary.json").unlink()
   path = folder / "metrics.jsonl"

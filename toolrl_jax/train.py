@@ -161,7 +161,8 @@ class StopSignal:
   def _set(self, number, frame):
     if not self._is_deferred:
       raise command.ToldToStopError(
-        "SIGTERM before the first step: there was nothing to save"
+        "SIGTERM before the first step: there was nothing to save; the same "
+        "command starts from the beginning"
       )
     self.is_set = True
     logging.warning("SIGTERM: the run ends after this step, with a checkpoint")

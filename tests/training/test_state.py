@@ -40,7 +40,7 @@ def test_make_schedule_cosine_is_halfway_in_the_middle():
 
 
 def test_make_schedule_rejects_a_run_without_decay_steps():
-  with pytest.raises(ValueError, match="total_steps must exceed"):
+  with pytest.raises(ValueError, match="updates must exceed"):
     _rates(schedule="linear", warmup_steps=6)
 
 

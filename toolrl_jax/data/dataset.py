@@ -88,8 +88,8 @@ def load(
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(
-      f"data path must be a file or synthetic:N, got {path!r}; check"
-      " config.data.train_path and config.data.eval_path."
+      f"data path must be a file or synthetic:N, there is no file {path!r}; "
+      "set config.data.train_path and config.data.eval_path."
     )
   if format == "auto":
     format = _detect(file)

@@ -68,8 +68,10 @@ def make_schedule(
   decay_steps = total_steps - 1 - warmup_steps
   if schedule != "constant" and decay_steps < 1:
     raise ValueError(
-      f"total_steps must exceed warmup_steps by 2 or more for a decay, got "
-      f"{total_steps} and {warmup_steps}; set config.optimizer.warmup_steps."
+      f"the run's updates must exceed warmup_steps by 2 or more for a decay, "
+      f"got {total_steps} and {warmup_steps}; lower "
+      "config.optimizer.warmup_steps, or raise config.sampler.max_steps or "
+      "num_epochs."
     )
   if schedule == "constant":
     after = optax.constant_schedule(learning_rate)

@@ -192,7 +192,7 @@ def test_load_finds_the_form_without_a_suffix(tmp_path):
 
 
 def test_load_missing_file_is_one_line(tmp_path):
-  with pytest.raises(FileNotFoundError, match=r"check config\.data"):
+  with pytest.raises(FileNotFoundError, match=r"set config\.data"):
     dataset.load(str(tmp_path / "nothing.parquet"))
   with pytest.raises(FileNotFoundError, match="must be a file"):
     dataset.load(str(tmp_path))

@@ -106,6 +106,10 @@ def test_show_prints_the_file(scored, tmp_path, capsys):
   scores = _scores(scored)
   for part in (scores["weights"], scores["protocol"]["hash"], "exact", "±"):
     assert part in text
+  evaluate.run(["toolrl-evaluate", "--show", str(scored)])
+  assert capsys.readouterr().out == text
+  for flags in (["--show="], ["--show"], ["--show", "--against=x"]):
+    assert "needs a folder" in _fails(["toolrl-evaluate", *flags], capsys)
   line = _fails(["toolrl-evaluate", f"--show={tmp_path}"], capsys)
   assert line.startswith("toolrl-evaluate: --show:")
 

@@ -1,5 +1,7 @@
 """The command toolrl-report."""
 
+import os
+
 import pytest
 
 from toolrl_jax import report
@@ -50,12 +52,16 @@ def test_report_goes_where_it_is_told(run_folder, tmp_path):
     (["{run}/missing"], "there is no folder"),
     (["{empty}"], "has none of config.json"),
     (["{run}", "{run}"], "given twice"),
-    (["{run}", "--out={empty}/no/where.html"], "No such file"),
+    (["{run}", "--out={empty}/no/where.html"], "in a folder that is there"),
+    (["{run}", "--out={empty}"], "--out must be a file"),
+    (["{run}", "--out={empty}/pipe"], "--out must be a file"),
+    (["~no_such_user/run"], "home directory"),
     (["{run}", "--recipe={run}/none.py"], "cannot be read"),
     (["{run}", "--speed=9"], "unrecognized arguments"),
   ],
 )
 def test_mistakes_are_one_line(run_folder, tmp_path, capsys, argv, said):
+  os.mkfifo(tmp_path / "pipe")  # A page renamed over it would take it away.
   names = {"run": run_folder, "empty": tmp_path}
   assert said in _fails(capsys, *(one.format(**names) for one in argv))
 
@@ -67,3 +73,10 @@ def test_help_tells_what_the_page_holds(capsys):
   said = capsys.readouterr().out
   for word in ("WORKDIR", "--out", "--recipe", "status 2", "no network"):
     assert word in said
+
+
+def test_a_refused_page_leaves_nothing(run_folder, tmp_path, capsys):
+  target = tmp_path / "folder"
+  target.mkdir()
+  _fails(capsys, str(run_folder), f"--out={target}")
+  assert [path.name for path in tmp_path.glob("*") if path.is_file()] == []

@@ -62,7 +62,9 @@ def test_parse_reads_addresses_and_keys(monkeypatch, tmp_path):
   [
     "--http=8000", "--http=:8000", "--http=host:http", "--http=a:99999",
     "--grpc=9000", "--max_waiting=-1", "--max_waiting=few", "--drain_secs=nan",
-    "--api_key_file=/there/is/no/such/file",
+    "--api_key_file=/there/is/no/such/file", "--http=127.0.0.1:80:80",
+    "--http=a b:80", "--http=a:\u0661\u0662", "--grpc=127.0.0.1:8000",
+    "--api_key_file=~no_such_user/key",
   ],
 )  # fmt: skip
 def test_parse_refuses_in_one_line_that_names_the_flag(flag):
@@ -70,6 +72,14 @@ def test_parse_refuses_in_one_line_that_names_the_flag(flag):
     serve.parse([flag])
   assert flag.partition("=")[0].removeprefix("--") in str(caught.value)
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a\nb", "ключ"])
+def test_parse_refuses_a_key_that_no_header_carries(tmp_path, text):
+  path = tmp_path / "key"
+  path.write_text(text)
+  with pytest.raises(configuration.UsageError, match="printable ASCII"):
+    serve.parse([f"--api_key_file={path}"])
 
 
 @pytest.mark.parametrize("flag", ["http", "grpc"])

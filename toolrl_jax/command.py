@@ -40,7 +40,7 @@ def run(name: str, work: Callable[[], object]) -> None:
     name: The command, for its messages.
     work: What it does; the same command again goes on where it stopped.
   """
-  _prepare_logging()
+  prepare_logging()
   try:
     work()
   except configuration.UsageError as error:
@@ -91,7 +91,7 @@ class WarningFile(python_logging.Handler):
       self.emit(python_logging.makeLogRecord({"msg": str(error)}))
 
 
-def _prepare_logging() -> None:
+def prepare_logging() -> None:
   """Shows the run's own messages, one line each, on standard error."""
   # The run reads its flags itself; absl would say that it logs too early.
   flags.FLAGS.mark_as_parsed()

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from toolrl_jax import command
 from toolrl_jax.model import decoder, presets, source, weights
 
 _ABOUT = """\
@@ -74,6 +75,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     argv: Arguments without the program's name. None: those of the process.
   """
   arguments = _parse(argv)
+  command.prepare_logging()
   # Conversion needs no accelerator, and the model may not fit into one.
   jax.config.update("jax_platforms", "cpu")
   try:
@@ -164,10 +166,15 @@ def convert(
     ValueError: If `src` cannot be read or `dst` not be replaced.
   """
   found = source.locate(src)
-  if found.resolve() == pathlib.Path(dst).expanduser().resolve():
-    raise ValueError(f"DST is SRC, {dst}; name another folder.")
+  target = pathlib.Path(dst).expanduser().resolve()
   if form == "auto":
     form = _form_of(found)
+  # A run's folder has room for more, but not among its checkpoints.
+  taken = found / "checkpoints" if form == "workdir" else found
+  if target == found.resolve() or taken.resolve() in (target, *target.parents):
+    raise ValueError(
+      f"DST is SRC or lies among its files, {dst}; name another folder."
+    )
   if step is not None and form != "workdir":
     raise ValueError(f"--step is for the workdir of a run, {src} is none.")
   if form == "checkpoint":

@@ -69,10 +69,15 @@ def _run(argv: Sequence[str]) -> None:
 
 def _folder(argv: Sequence[str], flag: str) -> pathlib.Path | None:
   """Returns the folder that a flag names."""
-  for argument in argv[1:]:
-    name, _, value = argument.lstrip("-").partition("=")
-    if name == flag:
-      return pathlib.Path(value)
+  for place, argument in enumerate(argv[1:], start=2):
+    name, is_joined, value = argument.lstrip("-").partition("=")
+    if name != flag:
+      continue
+    if not is_joined:
+      value = "".join(argv[place : place + 1])
+    if not value or value.startswith("--"):
+      raise configuration.UsageError(f"--{flag} needs a folder: --{flag}=DIR.")
+    return pathlib.Path(value).expanduser()
   return None
 
 

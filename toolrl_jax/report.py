@@ -50,7 +50,7 @@ def run(argv: Sequence[str] | None = None) -> None:
   arguments = _parse(argv)
   try:
     path = write(arguments.workdirs, out=arguments.out, recipe=arguments.recipe)
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, RuntimeError) as error:
     sys.stderr.write(f"toolrl-report: {' '.join(str(error).split())}\n")
     sys.exit(2)
   sys.stdout.write(f"{path}, {path.stat().st_size / 1e6:.1f} MB\n")
@@ -101,13 +101,38 @@ def write(
     OSError: The file cannot be written.
   """
   found = runs.read_all(workdirs)
+  path = pathlib.Path(out) if out is not None else _default(found)
+  path = _checked(path)
   beside = settings.load(recipe) if recipe else settings.nearest(found)
   text = page.render(found, default=settings.defaults(), recipe=beside)
-  path = pathlib.Path(out) if out else found[0].folder / "report.html"
-  path = path.expanduser().absolute()
   partial = path.with_name(f".{path.name}.partial")
-  partial.write_text(text, encoding="utf-8")
-  partial.replace(path)
+  try:
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+  finally:
+    partial.unlink(missing_ok=True)
+  return path
+
+
+def _default(found: Sequence[runs.Run]) -> pathlib.Path:
+  return found[0].folder / "report.html"
+
+
+def _checked(path: pathlib.Path) -> pathlib.Path:
+  """Returns the path of the page, if a page can stand there.
+
+  Raises:
+    ValueError: It cannot.
+  """
+  path = path.expanduser().absolute()
+  if not path.parent.is_dir():
+    raise ValueError(
+      f"--out must be a file in a folder that is there, got {path}; make "
+      f"{path.parent} or name another."
+    )
+  # Renaming the page over a device would take the device away.
+  if path.exists() and not path.is_file():
+    raise ValueError(f"--out must be a file, {path} is none; name another.")
   return path
 
 

@@ -145,6 +145,11 @@ def parse(argv: Sequence[str]) -> tuple[Options, list[str]]:
     max_waiting=arguments.max_waiting,
     drain_secs=arguments.drain_secs,
   )
+  if options.http == options.grpc and options.http.port:
+    raise configuration.UsageError(
+      f"--http and --grpc must differ, both are {arguments.http}; name another "
+      "port for one."
+    )
   return options, rest
 
 
@@ -161,10 +166,13 @@ def _api_key(path: str) -> str:
     return os.environ.get(_KEY_VARIABLE, "").strip()
   try:
     key = pathlib.Path(path).expanduser().read_text().strip()
-  except (OSError, UnicodeDecodeError) as error:
+  except (OSError, UnicodeDecodeError, RuntimeError) as error:
     raise configuration.UsageError(f"--api_key_file: {error}.") from error
-  if not key:
-    raise configuration.UsageError(f"--api_key_file: {path} is empty.")
+  # What a header and gRPC's metadata can carry.
+  if not key or not (key.isascii() and key.isprintable()):
+    raise configuration.UsageError(
+      f"--api_key_file: {path} must hold one line of printable ASCII."
+    )
   return key
 
 

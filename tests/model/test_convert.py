@@ -125,6 +125,22 @@ def test_run_names_the_mistake_in_one_line(hf_dir, workdir, tmp_path, capsys):
   fails(capsys, workdir, out, "--step=4", words="must be one of 3, 7")
   fails(capsys, hf_dir, workdir, words="holds checkpoints, which an export")
   fails(capsys, hf_dir, hf_dir, words="DST is SRC")
+  fails(capsys, hf_dir, hf_dir / "a", words="lies among its files")
+  inside = workdir / "checkpoints" / "77"
+  fails(capsys, workdir, inside, words="lies among its files")
+  fields = json.loads((hf_dir / "config.json").read_text())
+  for name, value in (
+    ("hidden_size", "64"),
+    ("num_hidden_layers", -1),
+    ("num_hidden_layers", 10_000_000),
+    ("num_key_value_heads", True),
+    ("rope_theta", float("nan")),
+  ):
+    (hf_dir / "config.json").write_text(json.dumps({**fields, name: value}))
+    fails(capsys, hf_dir, out, words=f"{name} must be a")
+  (hf_dir / "config.json").write_text("[" * 100_000)
+  fails(capsys, hf_dir, out, words="is not readable JSON")
+  (hf_dir / "config.json").write_text(json.dumps(fields))
   fails(capsys, "", out, words="path of the checkpoint is empty")
   for size in ("inf", "nan", "0", "-1"):
     fails(capsys, hf_dir, out, f"--max-shard-gb={size}", words="must be in")

@@ -1,12 +1,13 @@
 """What a run's files say that asks for a look."""
 
+import json
 import math
 import time
 
 import numpy as np
 import pytest
 
-from toolrl_jax.reporting import runs, warnings
+from toolrl_jax.reporting import charts, runs, warnings
 
 
 def _texts(write_run, folder, **options):
@@ -90,3 +91,33 @@ def test_what_the_run_said_is_shown_once(write_run, tmp_path):
   assert "It said: <b>low</b> disk (3 times)" in texts
   assert any("warnings.jsonl has damaged lines, 1 in all" in t for t in texts)
   assert len(texts) == 2
+
+
+def test_a_gap_of_any_length_is_one_warning(write_run, tmp_path):
+  folder = write_run(tmp_path)
+  with (folder / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 10000000000, "step/secs": 1.0}\n')
+  texts = [one.text for one in warnings.seen(runs.read(folder))]
+  # Steps 1 to 6 are there.
+  assert any(
+    "no line at step 7 (9999999993 steps in all)" in text for text in texts
+  )
+
+
+def test_limits_that_are_no_shares_are_left_out(write_run, tmp_path):
+  folder = write_run(tmp_path)
+  path = folder / "config.json"
+  fields = json.loads(path.read_text())
+  fields["logging"]["min_parse_frac"] = 10**400
+  path.write_text(json.dumps(fields))
+  assert all("parse" not in w.text for w in warnings.seen(runs.read(folder)))
+
+
+def test_epochs_that_are_no_numbers_give_no_skipped_share(write_run, tmp_path):
+  folder = write_run(tmp_path)
+  path = folder / "metrics.jsonl"
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  for row in rows:
+    row["sampler/epoch"] = None
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  assert not charts.skipped_share(runs.read(folder)).steps.size

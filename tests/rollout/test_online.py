@@ -216,6 +216,11 @@ def test_more_than_rows_and_places_is_busy_until_one_ends(serving, prompts):
       server.start(prompts[2])
     assert server.num_open == 3
     waiting.cancel()
+    await _until(lambda: server.num_open == 2)
+    # A prompt that is still being made has its place already.
+    is_full = pytest.raises(online.BusyError, match="3 samples")
+    with server.place_held(1), is_full:
+      server.start(prompts[2])
     go.release(1000)
     await _all(running, 2)
     await _until(lambda: server.num_open == 0)

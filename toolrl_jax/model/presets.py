@@ -5,6 +5,7 @@ back. Knows nothing of files, tensors or tokenizers.
 """
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -205,7 +206,6 @@ _FIXED = {
   "partial_rotary_factor": 1.0,
 }
 
-
 _REQUIRED = (
   "vocab_size",
   "hidden_size",
@@ -214,8 +214,8 @@ _REQUIRED = (
   "intermediate_size",
   "max_position_embeddings",
 )
-
-
+_MOST = 2**31 - 1
+_MOST_LAYERS = 10_000
 _ROPE_REQUIRED = (
   "factor",
   "low_freq_factor",
@@ -278,7 +278,13 @@ def from_hf_config(hf_config: Mapping[str, Any]) -> DecoderConfig:
   missing = [key for key in _REQUIRED if hf_config.get(key) is None]
   if missing:
     raise ValueError(f"the model's config lacks {', '.join(missing)}.")
+  _check_sizes(hf_config)
   theta, scaling = _rope(hf_config)
+  if not 0 < theta < math.inf:
+    raise ValueError(
+      f"rope_theta must be a positive number, the config says {theta}; mend "
+      "its config.json."
+    )
   num_heads = hf_config["num_attention_heads"]
   return DecoderConfig(
     family=family,
@@ -297,6 +303,18 @@ def from_hf_config(hf_config: Mapping[str, Any]) -> DecoderConfig:
     is_tied=bool(hf_config.get("tie_word_embeddings", False)),
     max_positions=hf_config["max_position_embeddings"],
   )
+
+
+def _check_sizes(hf_config: Mapping[str, Any]) -> None:
+  """Refuses sizes that no model has."""
+  for name in (*_REQUIRED, "num_key_value_heads", "head_dim"):
+    value = hf_config.get(name)
+    most = _MOST_LAYERS if name == "num_hidden_layers" else _MOST
+    if value is not None and not (type(value) is int and 1 <= value <= most):
+      raise ValueError(
+        f"{name} must be a whole number in [1, {most}], the config says "
+        f"{str(value)[:40]!r}; mend its config.json."
+      )
 
 
 def _default_head_dim(hf_config: Mapping[str, Any]) -> int:

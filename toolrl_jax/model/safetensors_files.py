@@ -131,7 +131,10 @@ def _damage(path: pathlib.Path, error: Exception) -> str:
       if name != "__metadata__"
     }
     cut = [name for name, end in ends.items() if data_start + end > size]
-  except (ValueError, AttributeError, KeyError, TypeError, IndexError):
+  except (
+    ValueError, AttributeError, KeyError, TypeError, IndexError,
+    RecursionError,
+  ):  # fmt: skip
     cut = []
   if cut:
     return (

@@ -73,7 +73,7 @@ def read_json(path: pathlib.Path) -> Mapping[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:
     raise ValueError(f"{path} is missing; the checkpoint needs it.") from None
-  except (UnicodeDecodeError, json.JSONDecodeError, OSError) as error:
+  except (ValueError, OSError, RecursionError) as error:
     raise ValueError(f"{path} is not readable JSON: {error}") from None
   if not isinstance(content, dict):
     raise ValueError(f"{path} must hold a JSON object; replace the file.")

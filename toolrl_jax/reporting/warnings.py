@@ -84,9 +84,18 @@ def _not_finite(run: runs.Run) -> Iterator[SeenWarning]:
 
 def _missing_steps(run: runs.Run) -> Iterator[SeenWarning]:
   steps = run.curve("step/secs").steps
-  missing = np.setdiff1d(np.arange(1, run.last_step + 1), steps)
-  if steps.size and missing.size:
-    yield SeenWarning(True, f"metrics.jsonl has no line {_at(missing)}.")
+  if not steps.size:
+    return
+  # The first step after each gap; a gap itself may be of any length.
+  before = np.concatenate([[0], steps[steps > 0]])
+  is_gap = np.diff(np.append(before, run.last_step + 1)) > 1
+  if is_gap.any():
+    count = run.last_step - np.count_nonzero(steps > 0)
+    yield SeenWarning(
+      True,
+      f"metrics.jsonl has no line {_at(before[is_gap] + 1)}"
+      + (f" ({count} steps in all)." if count > is_gap.sum() else "."),
+    )
 
 
 def _resumed(run: runs.Run) -> Iterator[SeenWarning]:
@@ -132,7 +141,8 @@ def _collapsed(run: runs.Run) -> Iterator[SeenWarning]:
   ]
   names = ("parse_fail_frac", "tool_call_frac", "gold_call_frac")
   curves = [run.curve(f"rollout/{name}") for name in names]
-  if not all(isinstance(limit, int | float) for limit in limits):
+  # A share; a damaged configuration may hold anything.
+  if not all(type(one) in (int, float) and 0 <= one <= 1 for one in limits):
     return
   watch = step_metrics.CollapseWatch(
     min_parse_frac=limits[0], min_tool_call_frac=limits[1]

@@ -8,9 +8,10 @@ what it gets depends on nothing that runs beside it. Knows no text.
 """
 
 import asyncio
+import contextlib
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -125,6 +126,7 @@ class OnlineRollout:
     self.engine, self.driver = engine, driver
     self.max_prompt_tokens, self.max_tokens = max(prompt_buckets), max_tokens
     self.num_open = 0
+    self._num_held = 0
     self.is_draining = False
     self.prompt_buckets = tuple(prompt_buckets)
     self._max_waiting = max_waiting
@@ -168,12 +170,7 @@ class OnlineRollout:
     self._check(prompt_ids, num_samples, limit)
     if self.is_draining:
       raise DrainingError("the server is shutting down; ask another one.")
-    if self.num_open + num_samples > self.engine.slots + self._max_waiting:
-      raise BusyError(
-        f"{self.num_open} samples run or wait, and {self.engine.slots} rows "
-        f"and {self._max_waiting} places to wait are all there is; try again "
-        "later."
-      )
+    self._require_room(num_samples)
     group = self._group(prompt_ids, num_samples, limit, temperature, seed)
     generation = Generation(group, self.driver)
     loop = asyncio.get_running_loop()
@@ -185,6 +182,32 @@ class OnlineRollout:
     self.num_open += num_samples
     self._idle.clear()
     return generation
+
+  @contextlib.contextmanager
+  def place_held(self, num_samples: int) -> Iterator[None]:
+    """Keeps places for samples whose prompt is still being made.
+
+    Args:
+      num_samples: Samples that `start` will be asked for afterwards.
+
+    Raises:
+      BusyError: There are no such places.
+    """
+    self._require_room(num_samples)
+    self._num_held += num_samples
+    try:
+      yield
+    finally:
+      self._num_held -= num_samples
+
+  def _require_room(self, num_samples: int) -> None:
+    num_taken = self.num_open + self._num_held
+    if num_taken + num_samples > self.engine.slots + self._max_waiting:
+      raise BusyError(
+        f"{num_taken} samples run or wait, and {self.engine.slots} rows "
+        f"and {self._max_waiting} places to wait are all there is; try again "
+        "later."
+      )
 
   async def drain(self, secs: float) -> bool:
     """Takes nothing new and waits for what runs.

@@ -5,6 +5,7 @@ Knows nothing of what is said there.
 
 import contextlib
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -37,8 +38,12 @@ def parse(text: str) -> Address:
     ValueError: It is something else.
   """
   host, _, port = text.rpartition(":")
+  is_bracketed = host.startswith("[") and host.endswith("]")
   host = host.removeprefix("[").removesuffix("]")
-  if not host or not port.isdecimal() or int(port) > 65535:
+  is_port = port.isascii() and port.isdecimal() and int(port) <= 65535
+  if not is_port or not re.fullmatch(
+    r"[\w.:%-]+" if is_bracketed else r"[\w.-]+", host
+  ):
     raise ValueError(
       f"must be HOST:PORT, for example 127.0.0.1:8000, got {text!r}."
     )

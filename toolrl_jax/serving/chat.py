@@ -208,12 +208,13 @@ class ChatService:
       )
     if self.rollout.is_draining:
       raise ApiError(503, "the server is shutting down.", code="shutting_down")
-    loop = asyncio.get_running_loop()
-    prompt_ids = await loop.run_in_executor(
-      self._encoding, self.encode, history.example(request)
-    )
     num_choices = request.n or 1
     try:
+      # A prompt that waits to be encoded has its place taken already.
+      with self.rollout.place_held(num_choices):
+        prompt_ids = await asyncio.get_running_loop().run_in_executor(
+          self._encoding, self.encode, history.example(request)
+        )
       generation = self.rollout.start(
         prompt_ids,
         num_samples=num_choices,

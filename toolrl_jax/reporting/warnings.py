@@ -4,6 +4,7 @@ From a run to sentences: what it said itself, and what its numbers show beside
 that, which says what happened and not always why. It mends nothing.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -86,15 +87,14 @@ def _missing_steps(run: runs.Run) -> Iterator[SeenWarning]:
   steps = run.curve("step/secs").steps
   if not steps.size:
     return
-  # The first step after each gap; a gap itself may be of any length.
-  before = np.concatenate([[0], steps[steps > 0]])
-  is_gap = np.diff(np.append(before, run.last_step + 1)) > 1
-  if is_gap.any():
-    count = run.last_step - np.count_nonzero(steps > 0)
+  there = [0, *steps[steps > 0].tolist()]
+  # A gap may be of any length: of its steps only those are made that are named.
+  gaps = (range(a + 1, b) for a, b in itertools.pairwise(there))
+  named = list(itertools.islice(itertools.chain(*gaps), _MOST_NAMED))
+  if named:
+    count = run.last_step - len(there) + 1
     yield SeenWarning(
-      True,
-      f"metrics.jsonl has no line {_at(before[is_gap] + 1)}"
-      + (f" ({count} steps in all)." if count > is_gap.sum() else "."),
+      True, f"metrics.jsonl has no line {_at(np.array(named), count)}."
     )
 
 
@@ -217,10 +217,11 @@ def _late_mean(run: runs.Run, name: str) -> float:
   return float(late.mean()) if late.size else 0.0
 
 
-def _at(steps: np.ndarray) -> str:
-  """Says at which steps, the first few by number."""
+def _at(steps: np.ndarray, count: int | None = None) -> str:
+  """Says at which steps, the first few by number; `count` in all."""
+  count = len(steps) if count is None else count
   named = ", ".join(str(step) for step in steps[:_MOST_NAMED].tolist())
-  if len(steps) == 1:
+  if count == 1:
     return f"at step {named}"
-  more = len(steps) - _MOST_NAMED
+  more = count - min(len(steps), _MOST_NAMED)
   return f"at steps {named}" + (f" and {more} more" if more > 0 else "")

@@ -92,7 +92,7 @@ def _missing_steps(run: runs.Run) -> Iterator[SeenWarning]:
   gaps = (range(a + 1, b) for a, b in itertools.pairwise(there))
   named = list(itertools.islice(itertools.chain(*gaps), _MOST_NAMED))
   if named:
-    count = run.last_step - len(there) + 1
+    count = there[-1] - len(there) + 1
     yield SeenWarning(
       True, f"metrics.jsonl has no line {_at(np.array(named), count)}."
     )

@@ -5,12 +5,13 @@ mistake into one line that names the rule, the value and the remedy before any
 work starts. Knows nothing of what the fields do.
 """
 
+import argparse
 import difflib
 import math
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import ml_collections
 from absl import flags
@@ -114,6 +115,14 @@ BENCHMARKS = ("rows", "bfcl", "acebench", "api_bank", "bamboogle", "general")
 
 class UsageError(ValueError):
   """A user's mistake; its text is one line and is shown without traceback."""
+
+
+class FlagParser(argparse.ArgumentParser):
+  """An argument parser whose complaints are one line, a UsageError."""
+
+  def error(self, message: str) -> NoReturn:
+    """Refuses the command line."""
+    raise UsageError(f"{message}; see {self.prog} --help.")
 
 
 def load(

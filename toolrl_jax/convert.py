@@ -13,13 +13,13 @@ import contextlib
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from toolrl_jax import command
+from toolrl_jax import command, configuration
 from toolrl_jax.model import decoder, presets, source, weights
 
 _ABOUT = """\
@@ -61,24 +61,17 @@ class Loaded(NamedTuple):
   tokenizer_from: str | pathlib.Path | None
 
 
-class _Parser(argparse.ArgumentParser):
-  """An argument parser whose complaints are one line."""
-
-  def error(self, message: str) -> NoReturn:
-    self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
-
-
 def run(argv: Sequence[str] | None = None) -> None:
   """Runs the command; a user's mistake ends with one line and status 2.
 
   Args:
     argv: Arguments without the program's name. None: those of the process.
   """
-  arguments = _parse(argv)
   command.prepare_logging()
   # Conversion needs no accelerator, and the model may not fit into one.
   jax.config.update("jax_platforms", "cpu")
   try:
+    arguments = _parse(argv)
     convert(
       arguments.src,
       arguments.dst,
@@ -99,7 +92,7 @@ def _fail(message: str) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  parser = _Parser(
+  parser = configuration.FlagParser(
     prog="toolrl-convert",
     description=_ABOUT,
     epilog=_EXAMPLES,

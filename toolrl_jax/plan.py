@@ -20,7 +20,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,13 +128,6 @@ class Plan(NamedTuple):
 # ----- the command -----
 
 
-class _Parser(argparse.ArgumentParser):
-  """An argument parser whose complaints are one line."""
-
-  def error(self, message: str) -> NoReturn:
-    raise configuration.UsageError(f"{message}; see toolrl-plan --help.")
-
-
 def run(argv: Sequence[str] | None = None) -> None:
   """Runs the command; a user's mistake ends with one line and status 2.
 
@@ -167,7 +160,9 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-  parser = _Parser(prog="toolrl-plan", allow_abbrev=False, add_help=False)
+  parser = configuration.FlagParser(
+    prog="toolrl-plan", allow_abbrev=False, add_help=False
+  )
   parser.add_argument("--topology")
   parser.add_argument("--json", action="store_true")
   parser.add_argument("--try", action="store_true", dest="is_tried")

@@ -13,8 +13,8 @@ import argparse
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from toolrl_jax import configuration
 from toolrl_jax.reporting import page, runs, settings
 
 _ABOUT = """\
@@ -34,21 +34,14 @@ examples:
 Prints the file's name; a mistake is one line and status 2."""
 
 
-class _Parser(argparse.ArgumentParser):
-  """An argument parser whose complaints are one line."""
-
-  def error(self, message: str) -> NoReturn:
-    self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
-
-
 def run(argv: Sequence[str] | None = None) -> None:
   """Runs the command; a user's mistake ends with one line and status 2.
 
   Args:
     argv: Arguments without the program's name. None: those of the process.
   """
-  arguments = _parse(argv)
   try:
+    arguments = _parse(argv)
     path = write(arguments.workdirs, out=arguments.out, recipe=arguments.recipe)
   except (ValueError, OSError, RuntimeError) as error:
     sys.stderr.write(f"toolrl-report: {' '.join(str(error).split())}\n")
@@ -57,7 +50,7 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  parser = _Parser(
+  parser = configuration.FlagParser(
     prog="toolrl-report",
     description=_ABOUT,
     epilog=_EXAMPLES,

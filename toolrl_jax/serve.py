@@ -7,7 +7,6 @@ answer requests as they arrive. It ends on SIGTERM or SIGINT: nothing new is
 taken, what runs comes to its end, and the status is 0.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -16,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import ml_collections
 import uvicorn
@@ -84,13 +83,6 @@ class Options(NamedTuple):
   drain_secs: float
 
 
-class _Parser(argparse.ArgumentParser):
-  """An argument parser whose complaints are one line."""
-
-  def error(self, message: str) -> NoReturn:
-    raise configuration.UsageError(f"{message}; see toolrl-serve --help.")
-
-
 def run(argv: Sequence[str] | None = None) -> None:
   """Runs the command; a user's mistake ends with one line and status 2.
 
@@ -124,7 +116,9 @@ def parse(argv: Sequence[str]) -> tuple[Options, list[str]]:
   Raises:
     UsageError: A flag has a value that it cannot have.
   """
-  parser = _Parser(prog="toolrl-serve", allow_abbrev=False, add_help=False)
+  parser = configuration.FlagParser(
+    prog="toolrl-serve", allow_abbrev=False, add_help=False
+  )
   parser.add_argument("--http", default="127.0.0.1:8000")
   parser.add_argument("--grpc", default="127.0.0.1:9000")
   parser.add_argument("--model_name", default="")

@@ -97,19 +97,11 @@ def test_four_processes_do_what_one_does(environment, alone, tmp_path):
   _assert_alike(alone, tmp_path)
 
 
-def _wait_for_rows(workdir, count, processes):
-  path, deadline = workdir / "metrics.jsonl", time.monotonic() + 300
-  while not path.exists() or path.read_text().count("\n") < count:
-    assert time.monotonic() < deadline
-    assert all(process.poll() is None for process in processes)
-    time.sleep(0.01)
-
-
 def test_a_killed_process_ends_the_others_and_the_run_goes_on_exactly(
   environment, pair, tmp_path
 ):
   processes = _start(environment, tmp_path, 2)
-  _wait_for_rows(tmp_path, 5, processes)
+  whole_runs.wait_for("row 5", tmp_path, *processes)
   processes[1].send_signal(signal.SIGKILL)
   died = time.monotonic()
   processes[0].communicate(timeout=_NOTICED_SECS)
@@ -125,7 +117,7 @@ def test_sigterm_to_one_process_stops_all_at_one_step(
   environment, pair, tmp_path
 ):
   processes = _start(environment, tmp_path, 2)
-  _wait_for_rows(tmp_path, 2, processes)
+  whole_runs.wait_for("row 2", tmp_path, *processes)
   processes[1].send_signal(signal.SIGTERM)
   said = _finish(processes, status=75)
   assert all("the same command resumes the run" in text for text in said)

@@ -75,12 +75,14 @@ def start(environment, workdir, **changes) -> subprocess.Popen:
   )
 
 
-def wait_for(moment, workdir, process) -> None:
+def wait_for(moment, workdir, *processes) -> None:
   """Waits for a moment of a run, looking every few milliseconds."""
-  deadline = time.monotonic() + 400
+  deadline = time.monotonic() + 300
   while time.monotonic() < deadline:
-    if process.poll() is not None:
-      raise AssertionError(f"ended before {moment}: {process.communicate()[1]}")
+    for process in processes:
+      if process.poll() is not None:
+        said = process.communicate()[1]
+        raise AssertionError(f"ended before {moment}: {said}")
     if _has_come(moment, workdir):
       return
     time.sleep(0.002)

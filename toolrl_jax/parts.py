@@ -113,6 +113,12 @@ def _param_shardings(
   return sharding.param_shardings(decoder_config, mesh(config))
 
 
+def prompt_buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+  """Returns the bucket lengths of prompts."""
+  longest = config.data.max_prompt_tokens
+  return tuple(config.data.prompt_buckets) or padding.default_buckets(longest)
+
+
 def completion_buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
   """Returns the bucket lengths of completions."""
   longest = config.rollout.max_completion_tokens

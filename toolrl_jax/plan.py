@@ -31,7 +31,6 @@ from absl import flags
 from jax.sharding import Mesh
 
 from toolrl_jax import configuration, footprint, lowering, parts, step_bound
-from toolrl_jax.data import padding
 from toolrl_jax.model import flops, presets, sharding, source, weights
 from toolrl_jax.rollout import sampling
 from toolrl_jax.training.state import TrainState
@@ -430,9 +429,7 @@ def _mesh(
 
 def _sizes(config: ml_collections.ConfigDict) -> lowering.Sizes:
   """Returns the sizes of the largest step of a configuration."""
-  buckets = tuple(config.data.prompt_buckets) or padding.default_buckets(
-    config.data.max_prompt_tokens
-  )
+  buckets = parts.prompt_buckets(config)
   is_grpo = config.algorithm == "grpo"
   group_size = config.rollout.group_size if is_grpo else 1
   return lowering.Sizes(

@@ -11,7 +11,7 @@ import ml_collections
 from absl import logging
 
 from toolrl_jax import configuration, parts, types
-from toolrl_jax.data import dataset, padding, preflight, prompt, synthetic
+from toolrl_jax.data import dataset, preflight, prompt, synthetic
 from toolrl_jax.evaluation import heldout
 
 # Rows left out that the log names; it counts all of them.
@@ -116,9 +116,7 @@ def read(
     raise configuration.UsageError(f"{path} has no usable row{reason}.")
   _check_positions(config, policy, encoded.prompt_ids)
   kept = encoded.kept[: limit or None]
-  buckets = tuple(section.prompt_buckets) or padding.default_buckets(
-    section.max_prompt_tokens
-  )
+  buckets = parts.prompt_buckets(config)
   return Rows(
     [loaded.examples[i] for i in kept],
     encoded.prompt_ids[: len(kept)],

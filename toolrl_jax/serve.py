@@ -22,7 +22,6 @@ import uvicorn
 from absl import logging
 
 from toolrl_jax import command, configuration, hosts, parts
-from toolrl_jax.data import padding
 from toolrl_jax.rollout import decode_service, driver, online
 from toolrl_jax.serving import address, app, chat
 
@@ -233,9 +232,8 @@ def model_name(config: ml_collections.ConfigDict) -> str:
 
 def _prompt_buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
   longest = config.data.max_prompt_tokens
-  buckets = tuple(config.data.prompt_buckets)
-  shorter = tuple(bucket for bucket in buckets if bucket < longest)
-  return (*shorter, longest) if buckets else padding.default_buckets(longest)
+  buckets = parts.prompt_buckets(config)
+  return (*(bucket for bucket in buckets if bucket < longest), longest)
 
 
 def _check_positions(

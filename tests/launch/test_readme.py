@@ -31,16 +31,11 @@ def test_commands_run_as_they_are_written(cloud, page, word):
   cloud.program("gcloud", "exit 0")  # Of the workers: copies from the bucket.
   cloud.program("toolrl-train", 'printf "%s\\n" trains "$@"')
   # Waits between two looks are cut short.
-  hurried = cloud.folder / "here"
-  hurried.mkdir()
-  sleep = hurried / "sleep"
-  sleep.write_text("#!/bin/bash\nexec /bin/sleep 0.1\n")
-  sleep.chmod(0o755)
-  path = f"{hurried}:{cloud.environment['PATH']}"
+  cloud.replace_sleep("exec /bin/sleep 0.1")
   ended = subprocess.run(
     ["bash", "-e", "-c", block],
     cwd=cloud.checkout,
-    env=cloud.environment | {"PATH": path},
+    env=cloud.environment,
     capture_output=True,
     text=True,
     timeout=120,

@@ -31,23 +31,13 @@ def test_supervise_waits_for_capacity_with_doubling_waits(cloud, tmp_path):
   cloud.play(create=["capacity"] * 4 + ["ok"])
   # The waits are written down instead of waited for.
   slept = tmp_path / "slept"
-  _sleepless(cloud, slept)
+  cloud.replace_sleep(f'echo "$1" >>"{slept}"')
   flags = ["--first_wait=10", "--max_wait=35"]
   _, said = cloud.run("supervise.sh", *_supervised(*flags, *_resuming("true")))
   waits = [line for line in slept.read_text().split() if "." not in line]
   assert waits == ["10", "20", "35", "35"]
   assert "no capacity, try 1 of 50; again in 10 s" in said
   assert cloud.count("tpu-vm create") == 5
-
-
-def _sleepless(cloud, slept):
-  programs = slept.parent / "here"
-  programs.mkdir()
-  program = programs / "sleep"
-  program.write_text(f'#!/bin/bash\necho "$1" >>"{slept}"\n')
-  program.chmod(0o755)
-  path = f"{programs}:{cloud.environment['PATH']}"
-  cloud.environment = cloud.environment | {"PATH": path}
 
 
 def test_supervise_gives_up_when_no_capacity_comes(cloud):

@@ -19,6 +19,19 @@ def _load(*arguments):
   return configuration.load(["toolrl-train", *arguments], "usage")
 
 
+@pytest.mark.parametrize(
+  ("arguments", "name"),
+  [
+    (["--config=configs/tiny.py", "--config.seed=1"], "tiny.py"),
+    (["--config", "/a/b/mine.py:gpu"], "mine.py:gpu"),
+    (["--config.seed=1"], ""),
+    (["--config"], ""),
+  ],
+)
+def test_recipe_name_is_that_of_the_file(arguments, name):
+  assert configuration.recipe_name(["toolrl-train", *arguments]) == name
+
+
 @pytest.fixture
 def recipe(tmp_path):
   """A recipe file that starts from common.py and sets what `body` says."""
@@ -63,7 +76,13 @@ def test_load_reads_overrides_of_every_type(recipe, tmp_path):
       "did you mean config.rollout.temperature",
     ),
     (["--config.rollout.server=jetsream"], "did you mean 'jetstream'"),
-    (["--config.rollout.group_size=many"], "group_size"),
+    (
+      ["--config.rollout.group_size=many"],
+      "config.rollout.group_size must be a whole number, as 4, got 'many'.",
+    ),
+    (["--config.rollout.group_size=1.5"], "a whole number"),
+    (["--config.loss.clip_low=abc"], "a number, as 0.2, got 'abc'"),
+    (["--config.logging.tensorboard=maybe"], "true or false"),
     (["--config.rollout.group_size=1"], "at least 2"),
     (["--config.selection.keep=9"], "config.selection.keep must be 0 or in"),
     (["--config.rollout.temperature=0"], "above 0 for training"),
@@ -80,7 +99,8 @@ def test_load_reads_overrides_of_every_type(recipe, tmp_path):
     (["--config.data.train_path="], "train_path is empty"),
     (["--config.model.path="], "model.path is empty"),
     (["stray"], "stray"),
-    (["--wordkir=x"], "wordkir"),
+    (["--wordkir=x"], "--wordkir is no flag; did you mean --workdir?"),
+    (["--zzz=x"], "--zzz is no flag; see --help."),
   ],
 )
 def test_load_refuses_in_one_line(recipe, arguments, said):

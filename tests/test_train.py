@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 
+import jax
 import pytest
 import whole_runs
 
@@ -65,6 +66,15 @@ def test_run_leaves_a_whole_workdir(whole):
   assert exact["before"] == rows[0]["heldout/exact_sampled_frac"]
   assert exact["after"] == rows[-1]["heldout/exact_sampled_frac"]
   assert json.loads((whole / "config.json").read_text())["seed"] == 0
+  about = json.loads((whole / "run.json").read_text())
+  # common.py is the recipe, 16 rows are generated, and two devices simulated.
+  wanted = {
+    "recipe": "common.py", "num_train_rows": 16, "num_heldout_rows": 8,
+    "num_devices": 2, "num_processes": 1,
+  }  # fmt: skip
+  assert wanted.items() <= about.items()
+  assert about["num_params"] > 1e6
+  assert about["versions"]["jax"] == jax.__version__
   assert list((whole / "tensorboard").iterdir())
 
 

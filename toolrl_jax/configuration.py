@@ -163,9 +163,15 @@ def load(
     "config", None, "", flag_values=values, sys_argv=list(argv)
   )
   flags.DEFINE_string("workdir", None, "", flag_values=values)
-  _check_overrides(argv, path)
+  defaults = _check_overrides(argv, path)
   try:
     rest = values(list(argv))
+  except flags.UnrecognizedFlagError as e:
+    near = difflib.get_close_matches(e.flagname, ("config", "workdir"), n=1)
+    hint = f"did you mean --{near[0]}?" if near else "see --help."
+    raise UsageError(f"--{e.flagname} is no flag; {hint}") from e
+  except flags.IllegalFlagValueError as e:
+    raise UsageError(_wrong_value(argv, defaults) or _one_line(e)) from e
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
     raise UsageError(_one_line(e)) from e
   except (Exception, SystemExit) as e:
@@ -349,20 +355,44 @@ def _check_grpo(config: ml_collections.ConfigDict) -> None:
     )
 
 
+def recipe_name(argv: Sequence[str]) -> str:
+  """Returns the file name of the recipe, with what follows its colon.
+
+  Args:
+    argv: Program name and arguments.
+
+  Returns:
+    As "tiny.py" or "qwen25_0p5b_colab.py:gpu"; empty without a --config.
+  """
+  path, colon, argument = _config_value(argv).partition(":")
+  return pathlib.Path(path).name + colon + argument
+
+
 def _config_path(argv: Sequence[str]) -> pathlib.Path | None:
   """Finds the file named by --config before the flags are parsed."""
+  # ml_collections passes what follows a colon to get_config.
+  path = _config_value(argv).partition(":")[0]
+  return pathlib.Path(path) if path else None
+
+
+def _config_value(argv: Sequence[str]) -> str:
   for index, argument in enumerate(argv):
     name, equals, value = argument.lstrip("-").partition("=")
     if argument.startswith("-") and name == "config":
       if not equals and index + 1 < len(argv):
-        value = argv[index + 1]
-      # ml_collections passes what follows a colon to get_config.
-      return pathlib.Path(value.partition(":")[0])
-  return None
+        return argv[index + 1]
+      return value
+  return ""
 
 
-def _check_overrides(argv: Sequence[str], path: pathlib.Path) -> None:
-  """Names the nearest field for an override that no field matches."""
+def _check_overrides(
+  argv: Sequence[str], path: pathlib.Path
+) -> ml_collections.ConfigDict:
+  """Names the nearest field for an override that no field matches.
+
+  Returns:
+    The recipe without overrides.
+  """
   reader = flags.FlagValues()
   config_flags.DEFINE_config_file(
     "config", None, "", flag_values=reader, sys_argv=[]
@@ -390,6 +420,33 @@ def _check_overrides(argv: Sequence[str], path: pathlib.Path) -> None:
         f"config.{name} is no field of {path} (the fields stand in "
         f"configs/common.py){hint}"
       )
+  return config
+
+
+def _wrong_value(
+  argv: Sequence[str], config: ml_collections.ConfigDict
+) -> str | None:
+  """Says which override has a value of another kind than its field."""
+  for argument in argv[1:]:
+    name, _, text = argument.lstrip("-").partition("=")
+    if not name.startswith("config."):
+      continue
+    default = _get(config, name.removeprefix("config."))
+    for kind, parse, what in (
+      (bool, _parse_bool, "true or false"),
+      (int, int, "a whole number"),
+      (float, float, "a number"),
+    ):
+      if type(default) is kind:
+        try:
+          parse(text)
+        except ValueError:
+          return f"{name} must be {what}, as {default!r}, got {text[:60]!r}."
+  return None
+
+
+def _parse_bool(text: str) -> bool:
+  return flags.BooleanParser().parse(text)
 
 
 def _names(

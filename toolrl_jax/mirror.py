@@ -19,6 +19,7 @@ from toolrl_jax import configuration
 
 _FILES = (
   "config.json",
+  "run.json",
   "metrics.jsonl",
   "samples.jsonl",
   "warnings.jsonl",

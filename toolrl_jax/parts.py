@@ -126,6 +126,16 @@ def completion_buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
   return given or padding.default_buckets(longest)
 
 
+def check_schedule(config: ml_collections.ConfigDict) -> None:
+  """Refuses a warm-up that is too long for the steps that are asked for.
+
+  Raises:
+    UsageError: It is; fewer rows than steps are met once they are read.
+  """
+  if config.sampler.max_steps:
+    optimizer(config, config.sampler.max_steps)
+
+
 def optimizer(
   config: ml_collections.ConfigDict, total_steps: int
 ) -> optax.GradientTransformation:
@@ -356,6 +366,7 @@ def prepare_workdir(workdir: pathlib.Path) -> None:
     ("metrics.jsonl", pathlib.Path.is_file),
     ("samples.jsonl", pathlib.Path.is_file),
     ("config.json", pathlib.Path.is_file),
+    ("run.json", pathlib.Path.is_file),
   ):
     path = workdir / name
     if path.exists() and not is_right(path):

@@ -68,7 +68,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     "--recipe",
     type=pathlib.Path,
     help="recipe that configurations are compared with, a Python file that is "
-    "run; by default the one in configs/ that differs least",
+    "run; by default the one in configs/ that the run names",
   )
   return parser.parse_args(argv)
 
@@ -96,7 +96,7 @@ def write(
   found = runs.read_all(workdirs)
   path = pathlib.Path(out) if out is not None else _default(found)
   path = _checked(path)
-  beside = settings.load(recipe) if recipe else settings.nearest(found)
+  beside = settings.load(recipe) if recipe else settings.recipe_of(found)
   text = page.render(found, default=settings.defaults(), recipe=beside)
   partial = path.with_name(f".{path.name}.partial")
   try:

@@ -7,18 +7,15 @@ does once, a study does for each way of asking, and training every few steps.
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import pathlib
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import ml_collections
 from absl import logging
 
-from toolrl_jax import configuration, general, named, parts
+from toolrl_jax import configuration, general, named, parts, provenance
 from toolrl_jax.evaluation import (
   benchmark,
   bfcl,
@@ -31,7 +28,6 @@ from toolrl_jax.evaluation import (
 from toolrl_jax.model import fingerprint
 from toolrl_jax.rollout import collect
 
-_PACKAGES = ("toolrl-jax", "jax", "flax", "google-jetstream", "transformers")
 _PROGRESS_SECS = 30.0
 # The model's name in bfcl-eval's result files.
 _BFCL_NAME = "toolrl-jax"
@@ -166,7 +162,7 @@ def run(
     "protocol": asked.record(),
     "seeds": list(config.benchmark.seeds),
     "asked": asked_items(config),
-    "versions": versions(),
+    "versions": provenance.versions(),
     "benchmarks": scored,
   }
   records.write_scores(workdir / "scores.json", scores)
@@ -247,7 +243,7 @@ def _score_benchmark(
 ) -> dict[str, Any]:
   """Runs one benchmark under every seed; returns its part of the file."""
   chosen = named.items(one)
-  provenance = dict(one.provenance())
+  origin = dict(one.provenance())
   by_seed = {}
   tables: list[Mapping[str, float]] = []
   notes: list[str] = []
@@ -258,7 +254,7 @@ def _score_benchmark(
       asked.record(),
       served.weights,
       {
-        **provenance,
+        **origin,
         "tokenizer": served.tokenizer,
         "compute_dtype": config.model.compute_dtype,
       },
@@ -297,7 +293,7 @@ def _score_benchmark(
     "headline": one.headline,
     "summary": score_table.summary(tables),
     "notes": notes,
-    "provenance": provenance,
+    "provenance": origin,
     "by_seed": by_seed,
   }
 
@@ -386,14 +382,3 @@ def _answer(
     seed=seed,
     on_end=note,
   )
-
-
-def versions() -> dict[str, str]:
-  """Returns the versions that a score may depend on."""
-  found = {"python": ".".join(map(str, sys.version_info[:3]))}
-  for name in _PACKAGES:
-    try:
-      found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      found[name] = "unknown"
-  return found | {"platform": jax.default_backend()}

@@ -30,6 +30,7 @@ from toolrl_jax import (
   hosts,
   mirror,
   parts,
+  provenance,
   rows,
   suite,
   types,
@@ -74,6 +75,7 @@ Examples:
 
 The workdir then holds:
   config.json     every field as it was used
+  run.json        recipe, rows, devices and versions
   metrics.jsonl   a line a step (docs/metrics.md); tensorboard/ has the same
   samples.jsonl   a few answers a step with the parts of their reward
   warnings.jsonl  what asked for a look, if anything did
@@ -172,23 +174,32 @@ def run(argv: list[str] | None = None) -> None:
   """Runs the command; a user's mistake ends with one line and status 2."""
   arguments = sys.argv if argv is None else argv
   command.run(
-    "toolrl-train", lambda: main(*configuration.load(arguments, USAGE))
+    "toolrl-train",
+    lambda: main(
+      *configuration.load(arguments, USAGE),
+      recipe=configuration.recipe_name(arguments),
+    ),
   )
 
 
 def main(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path | epath.Path
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path | epath.Path,
+  *,
+  recipe: str = "",
 ) -> None:
   """Trains from the newest checkpoint in `workdir`, or from the start.
 
   Args:
     config: A checked configuration.
     workdir: Absolute folder of the run, or gs://...; made when missing.
+    recipe: What run.json calls the configuration.
 
   Raises:
     UsageError: Something the user can mend is wrong; nothing was started.
     StoppedRunError: The run cannot go on.
   """
+  parts.check_schedule(config)
   parts.prepare_devices(config)
   files = mirror.Mirror(workdir)
   parts.prepare_workdir(files.folder)
@@ -199,7 +210,7 @@ def main(
     parts.sole_writer(folder),
     command.WarningFile(folder / "warnings.jsonl"),
   ):
-    _main(config, files, folder, stop)
+    _main(config, files, folder, stop, recipe)
 
 
 def _main(
@@ -207,6 +218,7 @@ def _main(
   files: mirror.Mirror,
   folder: pathlib.Path,
   stop: StopSignal,
+  recipe: str,
 ) -> None:
   """Builds the parts in the order of the data path, and trains.
 
@@ -216,6 +228,7 @@ def _main(
     folder: Where this process writes its own files; the first one's are the
       run's.
     stop: What SIGTERM sets.
+    recipe: What run.json calls the configuration.
   """
   # ----- policy and rows -----
   policy = parts.policy(config)
@@ -225,13 +238,19 @@ def _main(
     rows.check_gold(config, train_rows)
   if config.eval.benchmarks_every_steps:
     suite.check(config, policy)
+  made_with = provenance.Provenance(
+    recipe,
+    num_train_rows=len(train_rows.examples),
+    num_heldout_rows=0 if heldout_rows is None else len(heldout_rows.examples),
+    num_params=sum(x.size for x in jax.tree.leaves(policy.params)),
+  )
   logging.info(
     "%s, %.1f M parameters; %d rows to train on, %d held out; %d %s devices; "
     "writes to %s",
     config.model.path or config.model.preset,
-    sum(x.size for x in jax.tree.leaves(policy.params)) / 1e6,
-    len(train_rows.examples),
-    0 if heldout_rows is None else len(heldout_rows.examples),
+    made_with.num_params / 1e6,
+    made_with.num_train_rows,
+    made_with.num_heldout_rows,
     jax.device_count(),
     jax.devices()[0].platform,
     files.name,
@@ -278,6 +297,7 @@ def _main(
   )
   profiler = parts.profiler(config, folder)
   parts.write_config(config, folder)
+  provenance.write(folder, made_with)
   engine = parts.rollout_engine(
     config, policy, updates.params_for_engine(progress.state)
   )

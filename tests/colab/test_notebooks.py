@@ -141,6 +141,7 @@ def test_read_run_runs(tmp_path):
   )
   shown = notebook_runs.texts(notebook)
   assert "exact greedy | 0.25 | 0.25 | 0" in shown[1]
+  assert "There is no summary.json: after step 2" in shown[2]
   # The name and the parameter are right, its value is not.
   assert "| 1 | 1 of 1 | 0 of 1 | 2.5 | no | yes" in shown[4]
   assert "seed | 0 | 0 | 1" in shown[6]

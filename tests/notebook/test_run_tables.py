@@ -1,7 +1,7 @@
 """Tests of toolrl_jax/notebook/run_tables.py, on files of the real writer."""
 
 from toolrl_jax.notebook import run_tables
-from toolrl_jax.reporting import runs
+from toolrl_jax.reporting import charts, runs
 from toolrl_jax.training import metrics
 
 GOLD = (
@@ -37,6 +37,16 @@ def test_samples_show_the_points_of_the_calls(tmp_path):
   (row,) = run_tables.samples(_run(tmp_path)).rows
   # The name and the parameter are right, its value is not.
   assert row[3:] == (1.0, 1.0, "1 of 1", "0 of 1", 2.0, False, True)
+
+
+def test_a_run_without_a_step_has_warnings_and_nothing_else(tmp_path):
+  (tmp_path / "metrics.jsonl").write_text("")
+  run = runs.read(tmp_path)
+  texts = [row[0] for row in run_tables.warnings(run).rows]
+  assert "metrics.jsonl holds no step." in texts
+  assert run_tables.heldout(run).rows == run_tables.samples(run).rows == ()
+  assert charts.all_charts([run]) == {}
+  assert run.curve("reward/total").steps.size == 0
 
 
 def test_settings_are_those_that_differ(tmp_path):

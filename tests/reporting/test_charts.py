@@ -47,6 +47,14 @@ def test_skipped_is_the_share_of_the_rows(run):
   [trace] = charts.skipped([run]).data
   np.testing.assert_allclose(trace.y, [0, 0, 0, 0, 0.25, 0.25])
   assert charts.skipped_share(run._replace(config={})).steps.size == 0
+  counted = charts.skipped_share(run._replace(made_with={"num_train_rows": 80}))
+  np.testing.assert_allclose(counted.values, [0, 0, 0, 0, 0.2, 0.2])
+  # What cannot be a number of rows is not taken as one.
+  for wrong in (0, -1, True, 1.5, "80", 10**400):
+    other = charts.skipped_share(
+      run._replace(made_with={"num_train_rows": wrong})
+    )
+    np.testing.assert_allclose(other.values, [0, 0, 0, 0, 0.25, 0.25])
 
 
 def test_heldout_by_secs_counts_training_steps_only(run):

@@ -148,6 +148,29 @@ def test_page_shows_two_runs_side_by_side(write_run, tmp_path):
   assert len(marked) == 2
 
 
+def test_page_says_with_what_a_run_was_made(write_run, tmp_path):
+  folder = write_run(tmp_path / "one")
+  about = {
+    "num_train_rows": 1440, "num_heldout_rows": 128, "num_params": 1049216,
+    "num_devices": 8, "device_kind": "TPU v5 lite",
+    "versions": {"jax": "1.2.3", "odd": 4},
+  }  # fmt: skip
+  (folder / "run.json").write_text(json.dumps(about))
+  assert (
+    "1,440 rows trained on, 128 held out, 1,049,216 parameters, 8 devices, "
+    "TPU v5 lite, jax 1.2.3, odd 4." in _Page(_render(folder)).text
+  )
+  for wrong in (
+    {"num_train_rows": "x", "num_params": [1], "device_kind": 3},
+    {"versions": [HOSTILE], "num_devices": True},
+    {"device_kind": HOSTILE, "versions": {HOSTILE: HOSTILE}},
+  ):
+    (folder / "run.json").write_text(json.dumps(wrong))
+    assert "owned" not in " ".join(
+      str(a) for _, a in _Page(_render(folder)).tags
+    )
+
+
 def test_page_goes_on_with_damaged_files(write_run, tmp_path):
   folder = write_run(tmp_path / "one")
   (folder / "samples.jsonl").unlink()

@@ -37,6 +37,39 @@ def test_nearest_finds_the_recipe_of_a_changed_run(changed):
   assert settings.nearest([changed._replace(config={})]) is None
 
 
+@pytest.mark.parametrize(
+  ("names", "expected"),
+  [
+    # tiny.py is nearer, but the run says what it was started with.
+    (("tiny_sft.py",), ("configs/tiny_sft.py", False)),
+    (
+      ("qwen25_0p5b_colab.py:tpu",),
+      ("configs/qwen25_0p5b_colab.py:tpu", False),
+    ),
+    (("tiny_sft.py", "tiny_sft.py"), ("configs/tiny_sft.py", False)),
+    (("tiny_sft.py", "tiny.py"), ("configs/tiny.py", True)),
+    # Of somebody else's checkout, no text, and no recipe for what it names.
+    (("mine.py",), ("configs/tiny.py", True)),
+    (([1],), ("configs/tiny.py", True)),
+    (("qwen25_0p5b_colab.py:abacus",), ("configs/tiny.py", True)),
+    (("",), ("configs/tiny.py", True)),
+  ],
+)
+def test_recipe_is_the_one_that_all_runs_name(changed, names, expected):
+  found = [changed._replace(made_with={"recipe": name}) for name in names]
+  recipe = settings.recipe_of(found)
+  assert (recipe.name, recipe.is_guessed) == expected
+
+
+def test_a_folder_cannot_have_a_file_of_its_own_run(changed, tmp_path):
+  ran = tmp_path / "ran"
+  recipe = tmp_path / "evil.py"
+  recipe.write_text(f"open({str(ran)!r}, 'w')\n")
+  for name in (str(recipe), f"../{recipe.name}", f"{recipe}:x"):
+    settings.recipe_of([changed._replace(made_with={"recipe": name})])
+  assert not ran.exists()
+
+
 def test_rows_mark_what_differs_from_the_recipe(changed, write_run, tmp_path):
   plain = runs.read(write_run(tmp_path / "plain", num_steps=1))
   table = settings.rows(
@@ -93,7 +126,7 @@ def test_load_says_in_one_line_why_a_recipe_cannot_be_read(tmp_path):
 
 def test_true_is_no_one():
   table = settings.rows(
-    [runs.Run("r", None, {"a": {"b": True}}, {}, (), {}, {}, 0, (), ())],
+    [runs.Run("r", None, {"a": {"b": True}}, {}, (), {}, {}, {}, 0, (), ())],
     default=None,
     recipe=settings.Recipe("x", {"a.b": 1}),
   )

@@ -93,3 +93,17 @@ def test_a_call_that_is_cancelled_frees_its_row(stub, server):
     if not server.health()["open"]:
       return
   raise AssertionError("its row is still taken")
+
+
+def test_what_is_no_message_is_one_line_of_log(server):
+  with grpc.insecure_channel(server.grpc) as channel:
+    decode = channel.unary_stream(
+      "/jetstream_proto.Orchestrator/Decode",
+      request_serializer=bytes,
+      response_deserializer=bytes,
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+      list(decode(b"\xff\xff\xff", timeout=60))
+  assert caught.value.code() == grpc.StatusCode.UNKNOWN
+  server.wait_for(r"Unexpected \[DecodeError\]")
+  assert not [line for line in server.lines if "Traceback" in line]

@@ -9,6 +9,7 @@ from toolrl_jax.notebook import tables
 from toolrl_jax.reporting import runs
 from toolrl_jax.reporting import samples as samples_lib
 from toolrl_jax.reporting import settings as settings_lib
+from toolrl_jax.reporting import warnings as warnings_lib
 
 
 def heldout(run: runs.Run) -> tables.Table:
@@ -31,6 +32,22 @@ def heldout(run: runs.Run) -> tables.Table:
     rows,
     f"{run.name}: {run.last_step} steps",
   )
+
+
+def warnings(run: runs.Run) -> tables.Table:
+  """Lists what asks for a look.
+
+  Args:
+    run: A run, also one that has not come to its first step.
+
+  Returns:
+    A row a sentence, the grave ones first; none is well.
+  """
+  rows = [
+    (one.text, "grave" if one.is_grave else "")
+    for one in warnings_lib.seen(run)
+  ]
+  return tables.table(("what asks for a look", ""), rows)
 
 
 def samples(run: runs.Run, *, count: int = 8) -> tables.Table:

@@ -121,11 +121,11 @@ def skipped(runs: Runs) -> go.Figure:
 
 
 def skipped_share(run: runs_lib.Run) -> runs_lib.Curve:
-  """Returns the share of the rows that an epoch leaves out, about.
+  """Returns the share of the rows that an epoch leaves out.
 
-  The rows of a run are not on record; they are taken as the most prompts that
-  an epoch left out and visited, which is right to a step's prompts once an
-  epoch has ended.
+  Where the folder does not hold the number of rows, they are taken as the most
+  prompts that an epoch left out and visited, which is right to a step's prompts
+  once an epoch has ended.
 
   Args:
     run: The run.
@@ -145,10 +145,12 @@ def skipped_share(run: runs_lib.Run) -> runs_lib.Curve:
     return runs_lib.Curve(np.zeros(0, np.int64), np.zeros(0))
   steps, num_skipped = curve.steps[is_known], curve.values[is_known]
   epoch = epochs.values[np.searchsorted(epochs.steps, steps)]
-  num_rows = max(
-    num_skipped[epoch == one].max() + a_step * np.sum(epoch == one)
-    for one in np.unique(epoch[np.isfinite(epoch)])
-  )
+  num_rows = run.made_with.get("num_train_rows")
+  if type(num_rows) is not int or not 1 <= num_rows < 2**53:
+    num_rows = max(
+      num_skipped[epoch == one].max() + a_step * np.sum(epoch == one)
+      for one in np.unique(epoch[np.isfinite(epoch)])
+    )
   return runs_lib.Curve(steps, num_skipped / num_rows)
 
 
@@ -306,7 +308,7 @@ CHARTS: Mapping[str, Chart] = {
   ),
   "skipped": Chart(
     skipped,
-    "Share of the rows, about, that the streak filter leaves out of the epoch. "
+    "Share of the rows that the streak filter leaves out of the epoch. "
     "It rises as prompts are solved, and is 0 with the filter off.",
   ),
   "clipping": Chart(

@@ -3,6 +3,7 @@
 From a run to the cells of the page's first table. It judges nothing.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,34 @@ def of(run: runs.Run) -> Overview:
       run.curve("heldout/exact_sampled_frac").values, "{:.1%}", 1
     ),
   )
+
+
+def made_with(run: runs.Run) -> str:
+  """Says with what a run was made, as run.json has it.
+
+  Args:
+    run: The run.
+
+  Returns:
+    A sentence; empty where the folder has no run.json.
+  """
+  about = run.made_with
+  parts = [
+    f"{about[name]:,} {what}"
+    for name, what in (
+      ("num_train_rows", "rows trained on"),
+      ("num_heldout_rows", "held out"),
+      ("num_params", "parameters"),
+      ("num_devices", "devices"),
+    )
+    if type(about.get(name)) is int
+  ]
+  texts = [about.get("device_kind")]
+  versions = about.get("versions")
+  if isinstance(versions, Mapping):
+    texts += [f"{name} {version}" for name, version in versions.items()]
+  parts += [text for text in texts if isinstance(text, str)]
+  return ", ".join(parts) + "." if parts else ""
 
 
 def _steps(run: runs.Run) -> str:

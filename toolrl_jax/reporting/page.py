@@ -101,6 +101,7 @@ def render(
   return environment.get_template("page.html").render(
     runs=found,
     overviews=[overview.of(run) for run in found],
+    made_with=[_made_with(run) for run in found],
     warnings=[_bounded(warnings.seen(run)) for run in found],
     scored=[(run.name, _protocol(run)) for run in scored],
     scores=scores.rows(scored),
@@ -149,6 +150,11 @@ def _bounded(seen: list[warnings.SeenWarning]) -> list[warnings.SeenWarning]:
     more = f"{len(seen) - _MOST_WARNINGS} more warnings of this kind."
     shown.append(warnings.SeenWarning(False, more))
   return shown
+
+
+def _made_with(run: runs.Run) -> str:
+  """Returns rows, devices and versions of a run; empty where not on record."""
+  return printable.cut(overview.made_with(run), most=400)
 
 
 # ----- figures -----

@@ -79,6 +79,8 @@ class Run(NamedTuple):
     samples: Rollouts by rising step.
     summary: summary.json, which a run writes at its end; empty when missing.
     scores: scores.json of toolrl-evaluate; empty when missing.
+    made_with: run.json: recipe, rows, devices, versions; empty when missing,
+      as in folders of an older version.
     num_starts: Times the run was started, by its TensorBoard files; 0 where
       it wrote none.
     said: Warnings of the run and what ended it, as it said them.
@@ -92,6 +94,7 @@ class Run(NamedTuple):
   samples: tuple[Sample, ...]
   summary: Mapping[str, Any]
   scores: Mapping[str, Any]
+  made_with: Mapping[str, Any]
   num_starts: int
   said: tuple[str, ...]
   damage: tuple[str, ...]
@@ -160,6 +163,7 @@ def read(workdir: str | pathlib.Path) -> Run:
     samples=_read_samples(folder / "samples.jsonl", damage),
     summary=_read_object(folder / "summary.json", damage),
     scores=_read_object(folder / "scores.json", damage),
+    made_with=_read_object(folder / "run.json", damage),
     num_starts=sum(1 for _ in folder.glob("tensorboard/events.out.tfevents.*")),
     said=_read_said(folder / "warnings.jsonl", damage),
     damage=tuple(damage),

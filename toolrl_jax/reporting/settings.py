@@ -1,8 +1,9 @@
 """Configurations side by side: fields of runs beside recipe and defaults.
 
-From config.json and recipe files to rows of a table. Which recipe a run came
-from is in no file: it is named by the user, or taken as the one that differs
-in the fewest fields, and then said so. It does not judge values.
+From config.json and recipe files to rows of a table. The recipe of a run is the
+one that it names, looked for among this checkout's only, since recipes are
+Python and are run; or the one that differs in the fewest fields, and then said
+so. It does not judge values.
 """
 
 import contextlib
@@ -84,7 +85,8 @@ def load(path: str | pathlib.Path) -> Recipe:
   """Reads a recipe file, which is Python and is run.
 
   Args:
-    path: A file with `get_config()`, of the user or of this checkout.
+    path: A file with `get_config()`, of the user or of this checkout; what
+      follows a colon is the function's argument.
 
   Returns:
     The recipe.
@@ -92,14 +94,16 @@ def load(path: str | pathlib.Path) -> Recipe:
   Raises:
     ValueError: It cannot be read.
   """
-  path = pathlib.Path(path).resolve()
+  file, colon, argument = str(path).partition(":")
+  path = pathlib.Path(file).resolve()
   # So that `from configs import common` works wherever the command starts.
   root = str(path.parent.parent)
   if root not in sys.path:
     sys.path.append(root)
   try:
     get_config = runpy.run_path(str(path))["get_config"]
-    config = json.loads(get_config().to_json_best_effort())
+    made = get_config(argument) if colon else get_config()
+    config = json.loads(made.to_json_best_effort())
   # A recipe is the user's own Python file and may fail in any way.
   except (Exception, SystemExit) as error:  # noqa: BLE001
     reason = " ".join(str(error).split()) or type(error).__name__
@@ -107,13 +111,34 @@ def load(path: str | pathlib.Path) -> Recipe:
       f"the recipe {path} cannot be read: {reason}; name a file as "
       "configs/tiny.py."
     ) from error
-  return Recipe(f"{path.parent.name}/{path.name}", flat(config))
+  name = f"{path.parent.name}/{path.name}{colon}{argument}"
+  return Recipe(name, flat(config))
 
 
 def defaults() -> Recipe | None:
   """Returns every field with its default, None outside of a checkout."""
   path = RECIPES / _DEFAULTS
   return load(path) if path.is_file() else None
+
+
+def recipe_of(found: Sequence[runs.Run]) -> Recipe | None:
+  """Returns the recipe that some runs were started with.
+
+  Args:
+    found: Runs, at least one.
+
+  Returns:
+    The recipe of this checkout that all of them name; else the nearest one,
+    which is None outside of a checkout or without a configuration.
+  """
+  names = [run.made_with.get("recipe") for run in found]
+  if isinstance(names[0], str) and names.count(names[0]) == len(names):
+    file, colon, argument = names[0].partition(":")
+    path = RECIPES / pathlib.PurePath(file).name
+    if path.is_file():
+      with contextlib.suppress(ValueError):
+        return load(f"{path}{colon}{argument}")
+  return nearest(found)
 
 
 def nearest(found: Sequence[runs.Run]) -> Recipe | None:

@@ -15,6 +15,7 @@ holds, and every request draws its own seed. It knows no templates.
 """
 
 import hmac
+import logging as python_logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 
 import grpc
 from absl import logging
+from google.protobuf import message as protobuf_message
 
 from toolrl_jax.model import text_stream
 from toolrl_jax.rollout import jetstream_compat, online
@@ -162,6 +164,7 @@ async def start(
   """
   # Else a second server would share the port in silence.
   server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+  python_logging.getLogger("grpc._cython.cygrpc").addFilter(_shortened)
   jetstream_compat.jetstream_pb2_grpc.add_OrchestratorServicer_to_server(
     service, server
   )
@@ -172,3 +175,12 @@ async def start(
     raise OSError(f"gRPC cannot listen on {address}") from error
   await server.start()
   return server, bound
+
+
+def _shortened(record: python_logging.LogRecord) -> bool:
+  """Keeps one line where what a client sent is no protocol buffer."""
+  if record.exc_info and isinstance(
+    record.exc_info[1], protobuf_message.DecodeError
+  ):
+    record.exc_info = None
+  return True

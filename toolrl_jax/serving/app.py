@@ -28,6 +28,7 @@ _MAX_BODY_BYTES = 2 * 2**20
 # A longer body is read to its end and thrown away, so that the client is
 # there to read the answer; but not without bound.
 _MAX_READ_BYTES = 64 * 2**20
+_MAX_BODY_SECS = 30.0
 _CLIENT_LEFT = 499
 _USAGE = "toolrl.usage"
 
@@ -237,15 +238,21 @@ async def _body(request: Request) -> bytes:
   """Reads a body.
 
   Raises:
-    ApiError: It is too large.
+    ApiError: It is too large, or does not come to its end.
   """
   body, num_bytes = bytearray(), 0
-  async for chunk in request.stream():
-    num_bytes += len(chunk)
-    if num_bytes <= _MAX_BODY_BYTES:
-      body += chunk
-    elif num_bytes > _MAX_READ_BYTES:
-      break
+  try:
+    async with asyncio.timeout(_MAX_BODY_SECS):
+      async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes <= _MAX_BODY_BYTES:
+          body += chunk
+        elif num_bytes > _MAX_READ_BYTES:
+          break
+  except TimeoutError as error:
+    raise ApiError(
+      408, f"the body must come within {_MAX_BODY_SECS:g} s."
+    ) from error
   if num_bytes > _MAX_BODY_BYTES:
     raise ApiError(413, f"the body must have at most {_MAX_BODY_BYTES} bytes.")
   return bytes(body)

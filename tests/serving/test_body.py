@@ -16,6 +16,7 @@ def test_a_body_that_does_not_end_is_refused_in_time(monkeypatch):
     if told:
       return told.pop()
     await asyncio.sleep(60)
+    return {"type": "http.disconnect"}
 
   request = Request({"type": "http", "method": "POST", "headers": []}, receive)
   with pytest.raises(api_error.ApiError, match="within 0.05 s") as caught:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import jax
 import pytest
@@ -102,13 +103,20 @@ def test_killed_run_resumes_bit_for_bit(environment, whole, tmp_path, moment):
   assert ("resumed from" in said) == (moment != "first_step")
 
 
-def test_sigterm_saves_and_exits_cleanly(environment, whole, tmp_path):
+@pytest.mark.parametrize(
+  ("number", "word", "status"),
+  [(signal.SIGTERM, "SIGTERM", 75), (signal.SIGINT, "interrupted", 130)],
+)
+def test_signal_saves_and_exits_cleanly(
+  environment, whole, tmp_path, number, word, status
+):
   process = whole_runs.start(environment, tmp_path)
   whole_runs.wait_for("first_step", tmp_path, process)
-  process.send_signal(signal.SIGTERM)
-  said = whole_runs.finish(process, status=75)
-  assert "SIGTERM" in said
-  assert "SIGTERM" in (tmp_path / "warnings.jsonl").read_text()
+  # Twice, as a terminal and a process between may send it.
+  process.send_signal(number)
+  process.send_signal(number)
+  said = whole_runs.finish(process, status=status)
+  assert said.count(f"{word}: the run ends after this step") == 1
   num_rows = len(whole_runs.rows(tmp_path))
   assert num_rows <= whole_runs.NUM_STEPS
   assert not (tmp_path / "summary.json").exists()
@@ -129,6 +137,19 @@ def test_sigterm_before_the_first_step_ends_at_once(
   )
   whole_runs.finish(whole_runs.start(environment, tmp_path))
   whole_runs.assert_equal_runs(whole, tmp_path)
+
+
+def test_second_interrupt_does_not_wait():
+  with train.StopSignal() as stop:
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
+    stop.defer()
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    assert stop.is_set and stop.status == 130
+    time.sleep(1.1)
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
 
 
 def test_inline_server_gives_the_same_run(environment, whole, tmp_path):

@@ -6,6 +6,7 @@ status 75, an interrupt with status 130. Knows nothing of what the commands do.
 """
 
 import contextlib
+import io
 import json
 import logging as python_logging
 import pathlib
@@ -13,10 +14,15 @@ import sys
 import time
 from collections.abc import Callable
 
+import tqdm
 from absl import flags, logging
 
 from toolrl_jax import configuration
 from toolrl_jax.rollout import collect
+
+
+# The status of a command that SIGINT ended, as shells have it.
+INTERRUPTED = 130
 
 
 class StoppedRunError(RuntimeError):
@@ -24,13 +30,18 @@ class StoppedRunError(RuntimeError):
 
 
 class ToldToStopError(RuntimeError):
-  """SIGTERM ended the run, and nothing is lost; the text is one line.
+  """A signal ended the run, and nothing is lost; the text is one line.
 
   Attributes:
     STATUS: What the command exits with: EX_TEMPFAIL, "try again later".
+    status: The same, or INTERRUPTED where that was the signal.
   """
 
   STATUS = 75
+
+  def __init__(self, text: str, status: int = STATUS):
+    super().__init__(text)
+    self.status = status
 
 
 def run(name: str, work: Callable[[], object]) -> None:
@@ -46,7 +57,7 @@ def run(name: str, work: Callable[[], object]) -> None:
   except configuration.UsageError as error:
     sys.exit(_fail(name, 2, error))
   except ToldToStopError as error:
-    sys.exit(_fail(name, error.STATUS, error))
+    sys.exit(_fail(name, error.status, error))
   except (StoppedRunError, collect.RolloutError) as error:
     logging.debug("stopped", exc_info=True)
     sys.exit(_fail(name, 1, error))
@@ -55,7 +66,8 @@ def run(name: str, work: Callable[[], object]) -> None:
     logging.debug("stopped", exc_info=True)
     sys.exit(_fail(name, 1, f"{error}; then the same command resumes the run"))
   except KeyboardInterrupt:
-    sys.exit(_fail(name, 130, "interrupted; the same command resumes the run"))
+    said = "interrupted; the same command goes on from what is on disk"
+    sys.exit(_fail(name, INTERRUPTED, said))
 
 
 class WarningFile(python_logging.Handler):
@@ -102,6 +114,19 @@ def prepare_logging() -> None:
     python_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
   )
   handler.addFilter(_is_ours_or_warning)
+  if sys.stderr.isatty():
+    handler.python_handler.setStream(_BesideBars())
+
+
+class _BesideBars(io.TextIOBase):
+  """Standard error, where lines stand above the bars that are open."""
+
+  def write(self, text: str) -> int:
+    tqdm.tqdm.write(text, file=sys.stderr, end="")
+    return len(text)
+
+  def flush(self) -> None:
+    sys.stderr.flush()
 
 
 def _is_ours_or_warning(record: python_logging.LogRecord) -> bool:

@@ -126,7 +126,11 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def load(
-  argv: Sequence[str], usage: str, *, is_training: bool = True
+  argv: Sequence[str],
+  usage: str,
+  *,
+  is_training: bool = True,
+  example: str = "configs/tiny.py",
 ) -> tuple[ml_collections.ConfigDict, pathlib.Path | epath.Path]:
   """Parses a command line.
 
@@ -134,6 +138,7 @@ def load(
     argv: Program name and arguments.
     usage: Text for `--help`, shown above the flags.
     is_training: Whether the fields that only training reads are checked.
+    example: A recipe that suits the command, for who named none.
 
   Returns:
     The checked, frozen-by-convention configuration and the run's folder: an
@@ -154,11 +159,15 @@ def load(
     raise SystemExit(0)
   if path is None:
     raise UsageError(
-      "--config=FILE is required, none was given; try "
-      "--config=configs/tiny.py, or --help."
+      f"--config=FILE is required, none was given; try --config={example}, "
+      "or --help."
     )
   if not path.is_file():
-    raise UsageError(f"--config names a file; there is no file {path}.")
+    beside = [str(one) for one in path.parent.glob("*.py")]
+    raise UsageError(
+      f"--config names a file; there is no file {path}"
+      f"{_hint(str(path), beside)}"
+    )
   config_flags.DEFINE_config_file(
     "config", None, "", flag_values=values, sys_argv=list(argv)
   )
@@ -220,8 +229,7 @@ def check(
   for name, allowed in CHOICES.items():
     value = _get(config, name)
     if value not in allowed:
-      near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
-      hint = f"; did you mean {near[0]!r}?" if near else "."
+      hint = _hint(str(value), [str(one) for one in allowed])
       raise UsageError(
         f"config.{name} must be one of {', '.join(map(repr, allowed))}, "
         f"got {value!r}{hint}"
@@ -249,7 +257,7 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
     if name not in BENCHMARKS:
       raise UsageError(
         f"config.benchmark.names must be some of {', '.join(BENCHMARKS)}, got "
-        f"{name!r}."
+        f"{name!r}{_hint(str(name), BENCHMARKS)}"
       )
   if "general" in section.names and not section.tasks:
     raise UsageError(
@@ -292,6 +300,12 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
       isinstance(value, str) for value in values
     ):
       raise UsageError(f"config.{name} must hold texts, got {values}.")
+
+
+def _hint(given: str, known: Sequence[str]) -> str:
+  """Returns the end of a message that names the nearest of some words."""
+  near = difflib.get_close_matches(given, known, n=1)
+  return f"; did you mean {near[0]!r}?" if near else "."
 
 
 def _check_combinations(config: ml_collections.ConfigDict) -> None:

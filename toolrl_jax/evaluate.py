@@ -63,7 +63,10 @@ def _run(argv: Sequence[str]) -> None:
       "--against needs --show=DIR, the run that is compared; add it."
     )
   else:
-    text = main(*configuration.load(argv, USAGE, is_training=False))
+    config, workdir = configuration.load(
+      argv, USAGE, is_training=False, example="configs/evaluate_tiny.py"
+    )
+    text = main(config, workdir)
   sys.stdout.write(f"{text}\n")
 
 
@@ -115,6 +118,9 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:
   """
   parts.prepare_devices(config)
   parts.prepare_workdir(workdir)
+  parts.refuse_files_of(
+    workdir, "toolrl-train", ("metrics.jsonl", "checkpoints")
+  )
   with parts.sole_writer(workdir):
     if study.is_asked(config):
       return study.run(config, workdir)
@@ -122,6 +128,7 @@ def main(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> str:
       # A mistake there shows before the model is loaded.
       benchmarks = suite.opened(config, stack)
       served = stack.enter_context(suite.serve(config))
+      suite.check_answers(config, served, workdir, benchmarks)
       parts.write_config(config, workdir)
       scores = suite.run(config, served, workdir, benchmarks)
   return score_table.describe(scores)

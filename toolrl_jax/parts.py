@@ -320,8 +320,7 @@ def restore_order(
     order.restore(saved)
   except ValueError as error:
     raise configuration.UsageError(
-      f"the checkpoint does not fit this configuration: {error} Use the same "
-      "rows and sampler, or another --workdir."
+      f"the checkpoint does not fit this configuration: {error}"
     ) from error
 
 
@@ -372,6 +371,27 @@ def prepare_workdir(workdir: pathlib.Path) -> None:
     if path.exists() and not is_right(path):
       raise configuration.UsageError(
         f"{path} is not what a run writes there; choose another --workdir."
+      )
+
+
+def refuse_files_of(
+  workdir: pathlib.Path, command: str, names: Sequence[str]
+) -> None:
+  """Keeps a command out of the folder of another command.
+
+  Args:
+    workdir: The folder.
+    command: The other command.
+    names: What only the other command writes.
+
+  Raises:
+    UsageError: One of them lies there.
+  """
+  for name in names:
+    if (workdir / name).exists():
+      raise configuration.UsageError(
+        f"--workdir must not be a folder of {command}, {workdir} holds its "
+        f"{name}; choose another."
       )
 
 

@@ -98,7 +98,10 @@ def run(argv: Sequence[str] | None = None) -> None:
 def _run(argv: Sequence[str]) -> None:
   options, rest = parse(argv[1:])
   config, _ = configuration.load(
-    [argv[0], *rest, "--workdir=."], USAGE, is_training=False
+    [argv[0], *rest, "--workdir=."],
+    USAGE,
+    is_training=False,
+    example="configs/serve_tiny.py",
   )
   main(config, options)
 

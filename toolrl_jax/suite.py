@@ -169,6 +169,33 @@ def run(
   return scores
 
 
+def check_answers(
+  config: ml_collections.ConfigDict,
+  served: Served,
+  workdir: pathlib.Path,
+  benchmarks: Sequence[benchmark.Benchmark],
+) -> None:
+  """Looks whether answers that lie in a folder are of this run.
+
+  Args:
+    config: A checked configuration.
+    served: The model.
+    workdir: Folder of the run.
+    benchmarks: From `opened` with the same configuration.
+
+  Raises:
+    UsageError: They are of another; nothing was written.
+  """
+  asked = asked_protocol(config)
+  for one in benchmarks:
+    for seed in config.benchmark.seeds:
+      path = _answer_path(workdir, one, seed)
+      try:
+        records.check(path, _header(config, one, asked, served, seed))
+      except ValueError as error:
+        raise configuration.UsageError(str(error)) from error
+
+
 def asked_protocol(config: ml_collections.ConfigDict) -> protocol.Protocol:
   """Returns how the model is asked.
 
@@ -243,23 +270,12 @@ def _score_benchmark(
 ) -> dict[str, Any]:
   """Runs one benchmark under every seed; returns its part of the file."""
   chosen = named.items(one)
-  origin = dict(one.provenance())
   by_seed = {}
   tables: list[Mapping[str, float]] = []
   notes: list[str] = []
   for seed in config.benchmark.seeds:
-    header = records.Header(
-      one.name,
-      seed,
-      asked.record(),
-      served.weights,
-      {
-        **origin,
-        "tokenizer": served.tokenizer,
-        "compute_dtype": config.model.compute_dtype,
-      },
-    )
-    path = workdir / "answers" / f"{one.name}-seed{seed}.jsonl"
+    header = _header(config, one, asked, served, seed)
+    path = _answer_path(workdir, one, seed)
     try:
       file = records.AnswerFile(path, header)
     except ValueError as error:
@@ -293,9 +309,36 @@ def _score_benchmark(
     "headline": one.headline,
     "summary": score_table.summary(tables),
     "notes": notes,
-    "provenance": origin,
+    "provenance": dict(one.provenance()),
     "by_seed": by_seed,
   }
+
+
+def _answer_path(
+  workdir: pathlib.Path, one: benchmark.Benchmark, seed: int
+) -> pathlib.Path:
+  return workdir / "answers" / f"{one.name}-seed{seed}.jsonl"
+
+
+def _header(
+  config: ml_collections.ConfigDict,
+  one: benchmark.Benchmark,
+  asked: protocol.Protocol,
+  served: Served,
+  seed: int,
+) -> records.Header:
+  """Returns what a file of answers must be made under."""
+  return records.Header(
+    one.name,
+    seed,
+    asked.record(),
+    served.weights,
+    {
+      **one.provenance(),
+      "tokenizer": served.tokenizer,
+      "compute_dtype": config.model.compute_dtype,
+    },
+  )
 
 
 def _scores(

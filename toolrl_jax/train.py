@@ -84,7 +84,7 @@ The workdir then holds:
   summary.json    held-out scores before and after
 
 Status: 0 done; 2 a mistake in the command; 75 stopped by SIGTERM and saved,
-start it again; 1 it cannot go on, the last line says why."""
+start it again; 130 the same by Ctrl-C; 1 it cannot go on, the last line says why."""
 
 
 class Run(NamedTuple):
@@ -104,7 +104,7 @@ class Run(NamedTuple):
     compilations: Programs compiled since it was last asked.
     profiler: Traces the steps that config.logging.profile_steps names.
     checkpoints: Saved steps.
-    stop: Whether SIGTERM came.
+    stop: Whether SIGTERM or SIGINT came.
   """
 
   config: ml_collections.ConfigDict
@@ -139,35 +139,65 @@ class Progress(NamedTuple):
 
 
 class StopSignal:
-  """SIGTERM: ends the command at once, or once steps run, after the step.
+  """SIGTERM or SIGINT: ends the command at once, or after the running step.
+
+  At once until there is something to save. A second SIGINT does not wait.
 
   Attributes:
-    is_set: Whether it came while steps ran.
+    is_set: Whether one came while steps ran.
+    status: What the command then exits with.
   """
+
+  # One Ctrl-C may reach a process twice: from the terminal and from uv.
+  _ONE_PRESS_SECS = 1.0
 
   def __init__(self):
     self.is_set = False
+    self.status = command.ToldToStopError.STATUS
     self._is_deferred = False
+    self._interrupted_at = 0.0
 
   def defer(self) -> None:
     """From now on there is something to save first."""
     self._is_deferred = True
 
   def __enter__(self) -> "StopSignal":
-    self._previous = signal.signal(signal.SIGTERM, self._set)
+    self._previous = {
+      number: signal.signal(number, handle)
+      for number, handle in (
+        (signal.SIGTERM, self._terminate),
+        (signal.SIGINT, self._interrupt),
+      )
+    }
     return self
 
   def __exit__(self, *exception: object) -> None:
-    signal.signal(signal.SIGTERM, self._previous)
+    for number, previous in self._previous.items():
+      signal.signal(number, previous)
 
-  def _set(self, number, frame):
+  def _terminate(self, number, frame):
     if not self._is_deferred:
       raise command.ToldToStopError(
         "SIGTERM before the first step: there was nothing to save; the same "
-        "command starts from the beginning"
+        "command starts again"
       )
+    if not self.is_set:
+      logging.info("SIGTERM: the run ends after this step, with a checkpoint")
     self.is_set = True
-    logging.warning("SIGTERM: the run ends after this step, with a checkpoint")
+
+  def _interrupt(self, number, frame):
+    if not self._is_deferred:
+      raise KeyboardInterrupt
+    now = time.monotonic()
+    if not self._interrupted_at:
+      self._interrupted_at = now
+      self.is_set, self.status = True, command.INTERRUPTED
+      logging.info(
+        "interrupted: the run ends after this step, with a checkpoint; once "
+        "more ends it now"
+      )
+    elif now - self._interrupted_at > self._ONE_PRESS_SECS:
+      raise KeyboardInterrupt
 
 
 def run(argv: list[str] | None = None) -> None:
@@ -203,6 +233,9 @@ def main(
   parts.prepare_devices(config)
   files = mirror.Mirror(workdir)
   parts.prepare_workdir(files.folder)
+  parts.refuse_files_of(
+    files.folder, "toolrl-evaluate", ("answers", "scores.json", "study.json")
+  )
   files.check()
   folder = parts.own_folder(files.folder)
   with (
@@ -227,7 +260,7 @@ def _main(
     files: Where the run's files lie.
     folder: Where this process writes its own files; the first one's are the
       run's.
-    stop: What SIGTERM sets.
+    stop: What SIGTERM and SIGINT set.
     recipe: What run.json calls the configuration.
   """
   # ----- policy and rows -----
@@ -288,6 +321,11 @@ def _main(
     progress = Progress(step, updates.place(state), host)
     parts.restore_order(order, host["sampler"])
     logging.info("resumed from the checkpoint of step %d", step)
+    if (files.folder / "summary.json").is_file():
+      logging.info(
+        "the run had ended; it goes on where config.sampler.max_steps or "
+        "num_epochs were raised"
+      )
   policy = policy._replace(params=None)  # They belong to the state now.
 
   if hosts.is_first():
@@ -565,7 +603,7 @@ def _save_if_due(
   """Saves when it is time to.
 
   Raises:
-    ToldToStopError: SIGTERM ends the run here; the step is saved.
+    ToldToStopError: A signal ends the run here; the step is saved.
     StoppedRunError: The processes of the run went apart.
   """
   is_stopped = _is_stopped(run, progress) and not is_last
@@ -585,7 +623,8 @@ def _save_if_due(
   if is_stopped:
     run.checkpoints.wait()
     raise command.ToldToStopError(
-      f"stopped after step {progress.step}; the same command resumes the run"
+      f"stopped after step {progress.step}; the same command resumes the run",
+      run.stop.status,
     )
 
 
@@ -638,7 +677,9 @@ def _finish(run: Run, progress: Progress) -> None:
   if hosts.is_first():
     run.files.take()
   table = step_metrics.summary_table(scores) if scores else "no held-out rows"
-  logging.info("finished\n%s", table)
+  logging.info(
+    "finished; toolrl-report %s draws it\n%s", run.files.folder, table
+  )
 
 
 if __name__ == "__main__":

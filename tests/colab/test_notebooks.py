@@ -143,7 +143,8 @@ def test_read_run_runs(tmp_path):
   assert "exact greedy | 0.25 | 0.25 | 0" in shown[1]
   assert "There is no summary.json: after step 2" in shown[2]
   # The name and the parameter are right, its value is not.
-  assert "| 1 | 1 of 1 | 0 of 1 | 2.5 | no | yes" in shown[4]
+  assert "| 2.5 | no | <think>" in shown[4]
+  assert "| 1 | 1 of 1 | 0 of 1 | yes" in shown[4]
   assert "seed | 0 | 0 | 1" in shown[6]
   assert "1.5, 3. " in shown[7]
   titles = [chart["layout"]["title"]["text"] for chart in _charts(notebook)]

@@ -36,14 +36,15 @@ def test_heldout_is_first_and_last(tmp_path):
 def test_samples_show_the_points_of_the_calls(tmp_path):
   (row,) = run_tables.samples(_run(tmp_path)).rows
   # The name and the parameter are right, its value is not.
-  assert row[3:] == (1.0, 1.0, "1 of 1", "0 of 1", 2.0, False, True)
+  assert row[:3] == (1, 2.0, False)
+  assert row[5:] == (1.0, 1.0, "1 of 1", "0 of 1", True)
 
 
 def test_a_run_without_a_step_has_warnings_and_nothing_else(tmp_path):
   (tmp_path / "metrics.jsonl").write_text("")
   run = runs.read(tmp_path)
   texts = [row[0] for row in run_tables.warnings(run).rows]
-  assert "metrics.jsonl holds no step." in texts
+  assert any("No step has ended yet" in text for text in texts)
   assert run_tables.heldout(run).rows == run_tables.samples(run).rows == ()
   assert charts.all_charts([run]) == {}
   assert run.curve("reward/total").steps.size == 0

@@ -260,7 +260,7 @@ class PromptSampler:
         raise ValueError(
           f"the saved sampler state needs {name}={saved.get(name)!r}, got"
           f" {value!r}; resume with the data and settings of the saved run, or"
-          " start in a new workdir."
+          " in another --workdir."
         )
     self._step = int(state["step"])
     self._epoch = int(state["epoch"])

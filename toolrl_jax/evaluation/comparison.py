@@ -67,9 +67,18 @@ def _gain(
   if differing:
     raise ValueError(
       f"two scores of {name} can only be compared on the same data and rules, "
-      f"they differ in {', '.join(differing)}; run both on the same."
+      f"they differ in {', '.join(differing)}{_asked(scores, base)}; run both "
+      "on the same."
     )
   return sensitivity.gain(_cell(base, name), _cell(scores, name))
+
+
+def _asked(scores: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+  """Says which fields chose other items."""
+  ours, theirs = scores.get("asked", {}), base.get("asked", {})
+  names = [name for name in ours if ours[name] != theirs.get(name)]
+  said = [f"{name} {ours[name]} against {theirs.get(name)}" for name in names]
+  return f" (config.benchmark: {', '.join(said)})" if said else ""
 
 
 def _cell(scores: Mapping[str, Any], name: str) -> sensitivity.CellScores:

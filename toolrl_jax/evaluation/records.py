@@ -86,24 +86,53 @@ class AnswerFile:
       header = json.loads(lines[0])
       ended = [_checked(json.loads(line)) for line in lines[1:]]
     except (ValueError, TypeError, RecursionError) as error:
-      raise ValueError(
-        f"{self.path} is not a file of answers ({_one_line(error)}); move it "
-        "away or choose another --workdir."
-      ) from error
-    self._check(header)
+      raise _no_answers(self.path, error) from error
+    _check_header(self.path, header, self._header)
     return {one.id: one for one in ended}
 
-  def _check(self, found: Any) -> None:
-    wanted = json.loads(json.dumps(self._header._asdict()))
-    if found == wanted:
-      return
-    found = found if isinstance(found, dict) else {}
-    names = [name for name in wanted if found.get(name) != wanted[name]]
-    what = ", ".join(_differences(found, wanted, names))
-    raise ValueError(
-      f"{self.path} was made under another {what}; choose another --workdir, "
-      "or set the fields back."
-    )
+
+def check(path: pathlib.Path, header: Header) -> None:
+  """Looks whether a file of answers, if there is one, is what it must be.
+
+  Args:
+    path: The file.
+    header: What it must be made under.
+
+  Raises:
+    ValueError: It is there and holds something else.
+  """
+  if not path.exists():
+    return
+  try:
+    with path.open("rb") as file:
+      line = file.readline()
+    found = json.loads(line) if line.endswith(b"\n") else None
+  except (OSError, ValueError, RecursionError) as error:
+    raise _no_answers(path, error) from error
+  # A process that was killed in its first line left nothing that counts.
+  if found is not None:
+    _check_header(path, found, header)
+
+
+def _no_answers(path: pathlib.Path, error: Exception) -> ValueError:
+  return ValueError(
+    f"{path} is not a file of answers ({_one_line(error)}); move it "
+    "away or choose another --workdir."
+  )
+
+
+def _check_header(path: pathlib.Path, found: Any, header: Header) -> None:
+  wanted = json.loads(json.dumps(header._asdict()))
+  if found == wanted:
+    return
+  found = found if isinstance(found, dict) else {}
+  names = [name for name in wanted if found.get(name) != wanted[name]]
+  what = ", ".join(_differences(found, wanted, names))
+  raise ValueError(
+    f"{path} was made with other settings: {what}; choose another --workdir, "
+    "or set the fields back (which items are run also depends on "
+    "config.benchmark.max_items and categories)."
+  )
 
 
 def _checked(fields: Any) -> respond.Ended:
@@ -176,4 +205,6 @@ def read_scores(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _one_line(error: BaseException) -> str:
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
   return " ".join(str(error).split()) or type(error).__name__

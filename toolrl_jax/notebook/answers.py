@@ -124,7 +124,7 @@ def compare(before: Answers, after: Answers, *, count: int = 8) -> tables.Table:
     count: Most rows listed.
 
   Returns:
-    Request and first completion of each model, with its reward.
+    Rewards, request, and first completion of each model.
 
   Raises:
     ValueError: The rows are not the same.
@@ -139,17 +139,17 @@ def compare(before: Answers, after: Answers, *, count: int = 8) -> tables.Table:
   order = np.argsort(-np.abs(gain), kind="stable")[:count]
   listed = [
     (
-      request(before.examples[i]),
-      before.texts[i][0],
       float(before.parts.total[i, 0]),
-      after.texts[i][0],
       float(after.parts.total[i, 0]),
       bool(after.parts.success[i, 0]),
+      request(before.examples[i]),
+      before.texts[i][0],
+      after.texts[i][0],
     )
     for i in order
   ]
   return tables.table(
-    ("request", "before", "reward", "after", "reward", "right now"),
+    ("reward", "now", "right now", "request", "before", "after"),
     listed,
     f"right answers: {_right(before)} before, {_right(after)} after, of "
     f"{after.parts.success.size}; mean reward {before.parts.total.mean():.2f} "
@@ -165,20 +165,20 @@ def listing(answers: Answers, *, count: int = 4) -> tables.Table:
     count: Most rows listed.
 
   Returns:
-    Request, tools, first completion and its reward.
+    Reward, request, first completion, tools.
   """
   listed = [
     (
-      request(example),
-      ", ".join(tool["name"] for tool in example.tools),
-      answers.texts[i][0],
       float(answers.parts.total[i, 0]),
       bool(answers.parts.success[i, 0]),
+      request(example),
+      answers.texts[i][0],
+      ", ".join(tool["name"] for tool in example.tools),
     )
     for i, example in enumerate(answers.examples[:count])
   ]
   return tables.table(
-    ("request", "tools", "answer", "reward", "right"),
+    ("reward", "right", "request", "answer", "tools"),
     listed,
     f"right answers: {_right(answers)} of {answers.parts.success.size}",
   )

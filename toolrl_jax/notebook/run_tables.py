@@ -66,6 +66,8 @@ def samples(run: runs.Run, *, count: int = 8) -> tables.Table:
     rows.append(
       (
         sample.step,
+        sample.total,
+        sample.success,
         sample.completion,
         sample.gold,
         sample.format,
@@ -74,14 +76,12 @@ def samples(run: runs.Run, *, count: int = 8) -> tables.Table:
         if points is None
         else f"{points.parameters:.3g} of {points.max_parameters}",
         None if points is None else f"{points.values} of {points.max_values}",
-        sample.total,
-        sample.success,
         sample.is_kept,
       )
     )
   header = (
-    "step", "completion", "gold", "format", "names", "parameters", "values",
-    "reward", "right", "kept",
+    "step", "reward", "right", "completion", "gold", "format", "names",
+    "parameters", "values", "kept",
   )  # fmt: skip
   return tables.table(header, rows)
 

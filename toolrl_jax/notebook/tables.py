@@ -19,7 +19,7 @@ _STYLE = (
 _TEXT_STYLE = "white-space:pre-wrap;overflow-wrap:anywhere;min-width:"
 # Of the column of a short and of a long text; the table scrolls where the
 # screen is narrow.
-_WIDTHS = ("5em", "20em")
+_WIDTHS = ("5em", "14em")
 _LONG_TEXT = 40
 _SHORT_STYLE = "white-space:nowrap"
 # A completion that never ends would make the notebook too large to open.

@@ -146,15 +146,12 @@ def read(workdir: str | pathlib.Path) -> Run:
       "toolrl-evaluate."
     )
   damage: list[str] = []
-  is_training = (folder / "metrics.jsonl").is_file() or not (
-    folder / "scores.json"
-  ).is_file()
-  if is_training:
-    damage += [
-      f"{name} is missing."
-      for name in ("config.json", "metrics.jsonl")
-      if not (folder / name).is_file()
-    ]
+  has = {name for name in _FILES if (folder / name).is_file()}
+  if "config.json" not in has and "scores.json" not in has:
+    damage.append("config.json is missing.")
+  # Samples are written with a step; before the first there is neither.
+  if "metrics.jsonl" not in has and "samples.jsonl" in has:
+    damage.append("metrics.jsonl is missing.")
   return Run(
     name=folder.name or str(folder),
     folder=folder,
@@ -303,8 +300,6 @@ def _read_curves(path: pathlib.Path, damage: list[str]) -> dict[str, Curve]:
       f"{path.name} has {num_lines} lines for {len(seen)} steps; of a step that "
       "stands twice the last line counts."
     )
-  if path.is_file() and not num_lines:
-    damage.append(f"{path.name} holds no step.")
   return {name: _curve(by_step) for name, by_step in points.items()}
 
 

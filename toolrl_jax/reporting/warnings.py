@@ -68,6 +68,15 @@ def _unfinished(run: runs.Run) -> Iterator[SeenWarning]:
     )
 
 
+def _no_step(run: runs.Run) -> Iterator[SeenWarning]:
+  if not run.curves and not run.scores:
+    yield SeenWarning(
+      False,
+      "No step has ended yet: metrics.jsonl has no line. A run first answers "
+      "held-out rows, and what runs for the first time compiles.",
+    )
+
+
 def _not_finite(run: runs.Run) -> Iterator[SeenWarning]:
   for name, curve in run.curves.items():
     steps = curve.steps[np.isnan(curve.values)]
@@ -204,7 +213,7 @@ def _fell(run: runs.Run) -> Iterator[SeenWarning]:
 
 
 _CHECKS: tuple[Callable[[runs.Run], Iterator[SeenWarning]], ...] = (
-  _said, _not_finite, _missing_steps, _collapsed, _gap, _unfinished, _resumed,
+  _said, _no_step, _not_finite, _missing_steps, _collapsed, _gap, _unfinished, _resumed,
   _compiled, _cut, _no_contrast, _fell,
 )  # fmt: skip
 

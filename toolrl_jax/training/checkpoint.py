@@ -281,7 +281,9 @@ def _checked(
 
 
 def _first_line(error: Exception) -> str:
-  return (str(error).splitlines() or [type(error).__name__])[0][:300]
+  line = (str(error).splitlines() or [type(error).__name__])[0]
+  # TensorStore would go on with the address of an object.
+  return line.partition(" See full TensorStore details")[0][:300]
 
 
 def digest(state: TrainState, host: Any) -> str:

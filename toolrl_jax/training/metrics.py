@@ -12,7 +12,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import numpy as np
@@ -263,7 +263,7 @@ class Progress:
     """Begins to measure at `step`."""
     self.close()
     self._first, self._since = step, time.monotonic()
-    if sys.stderr.isatty():
+    if _has_width(sys.stderr):
       self._bar = tqdm.tqdm(total=self._total, initial=step, unit="step")
 
   def show(self, step: int, metrics: Mapping[str, float | int]) -> None:
@@ -298,6 +298,14 @@ class Progress:
     if self._bar is not None:
       self._bar.close()
       self._bar = None
+
+
+def _has_width(stream: TextIO) -> bool:
+  """Whether a stream is a terminal that says how wide it is."""
+  try:
+    return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+  except (OSError, ValueError):
+    return False
 
 
 def _number(value: Any) -> float | int:

@@ -20,7 +20,6 @@ from absl import flags, logging
 from toolrl_jax import configuration
 from toolrl_jax.rollout import collect
 
-
 # The status of a command that SIGINT ended, as shells have it.
 INTERRUPTED = 130
 

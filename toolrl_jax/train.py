@@ -74,8 +74,7 @@ Examples:
     --config.data.eval_path=/data/rlla_4k/test.parquet
 
 The workdir then holds:
-  config.json     every field as it was used
-  run.json        recipe, rows, devices and versions
+  config.json     every field as it was used; run.json: rows, devices, versions
   metrics.jsonl   a line a step (docs/metrics.md); tensorboard/ has the same
   samples.jsonl   a few answers a step with the parts of their reward
   warnings.jsonl  what asked for a look, if anything did

@@ -85,6 +85,6 @@ def test_compare_lists_the_largest_change_first():
   before = _answers()
   better = before.parts._replace(total=REWARD + np.array([[0.0], [-3.0]]))
   table = answers.compare(before, before._replace(parts=better), count=1)
-  assert table.rows == (("b", "t", 4.0, "t", 1.0, True),)
+  assert table.rows == ((4.0, 1.0, True, "b", "t", "t"),)
   with pytest.raises(ValueError, match="same rows"):
     answers.compare(before, before._replace(examples=before.examples[:1]))

@@ -82,8 +82,8 @@ The workdir then holds:
   export/         at the end: a Hugging Face folder with weights and tokenizer
   summary.json    held-out scores before and after
 
-Status: 0 done; 2 a mistake in the command; 75 stopped by SIGTERM and saved,
-start it again; 130 the same by Ctrl-C; 1 it cannot go on, the last line says why."""
+Status: 0 done; 2 a mistake in the command; 75 saved and stopped by SIGTERM, 130
+by Ctrl-C, start it again; 1 it cannot go on, the last line says why."""
 
 
 class Run(NamedTuple):

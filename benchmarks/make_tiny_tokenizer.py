@@ -54,7 +54,7 @@ Tools:
 {%- set tool = tool.function if tool.function is defined else tool -%}
 {"name":{{ tool.name | tojson }},"parameters":{
 {%- for name, schema in (tool.parameters.properties or {}) | items -%}
-{{ name | tojson }}:{{ schema.type | tojson(separators=(",", ":")) }}
+{{ name | tojson }}:{{ (schema.type if schema.type is defined else schema) | tojson(separators=(",", ":")) }}
 {{- "," if not loop.last }}
 {%- endfor -%}
 },"description":{{ tool.description | tojson }}}

@@ -58,18 +58,18 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 # Smallest value of numeric fields; None in the second place: no largest.
 BOUNDS: dict[str, tuple[float, float | None]] = {
   "seed": (0, 2**32 - 1),
-  "data.max_prompt_tokens": (1, None),
-  "sampler.prompts_per_step": (1, None),
+  "data.max_prompt_tokens": (1, 2**22),
+  "sampler.prompts_per_step": (1, 2**16),
   "sampler.num_epochs": (1, None),
   "sampler.max_steps": (0, None),
   "sampler.streak": (0, None),
   "sampler.probe_every_epochs": (1, None),
-  "rollout.group_size": (1, None),
-  "rollout.max_completion_tokens": (1, None),
+  "rollout.group_size": (1, 2**12),
+  "rollout.max_completion_tokens": (1, 2**22),
   "rollout.temperature": (0, None),
   "rollout.top_p": (1e-6, 1),
   "rollout.top_k": (0, None),
-  "rollout.slots": (1, None),
+  "rollout.slots": (1, 2**16),
   "rollout.decode_chunk": (1, None),
   "rollout.refill": (0, None),
   "rollout.prefill_rows": (1, None),
@@ -108,6 +108,9 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
   "benchmark.max_items": (0, None),
   "benchmark.open": (0, None),
 }
+
+# Of any other whole number: what arrays of indices can hold.
+_MAX_INT = 2**31 - 1
 
 # What toolrl-evaluate can score.
 BENCHMARKS = ("rows", "bfcl", "acebench", "api_bank", "bamboogle", "general")
@@ -153,6 +156,7 @@ def load(
   # wherever the command is started.
   path = _config_path(argv)
   if path is not None:
+    path = local_path("--config", str(path))
     sys.path.insert(0, str(path.resolve().parent.parent))
   if any(argument in ("--help", "-h", "-help") for argument in argv):
     sys.stdout.write(f"{usage}\n")
@@ -201,10 +205,32 @@ def load(
   return config, _workdir(values["workdir"].value, is_training)
 
 
+def local_path(flag: str, text: str) -> pathlib.Path:
+  """Returns a path of the command line with ~ put in.
+
+  Args:
+    flag: What named it, for the message.
+    text: As it was given.
+
+  Raises:
+    UsageError: It begins with the home of nobody here, or is no path.
+  """
+  try:
+    path = pathlib.Path(text).expanduser()
+    path.exists()
+  except (RuntimeError, OSError, ValueError) as error:
+    reason = getattr(error, "strerror", None) or str(error)
+    raise UsageError(
+      f"{flag} must be a path, got {_cut(text)}: {reason}"
+    ) from error
+  return path
+
+
 def _workdir(text: str, is_training: bool) -> pathlib.Path | epath.Path:
   if "://" not in text:
-    return pathlib.Path(text).expanduser().absolute()
-  if not is_training or not text.startswith("gs://"):
+    return local_path("--workdir", text).absolute()
+  has_bucket = text.startswith("gs://") and text[5:].strip("/")
+  if not is_training or not has_bucket:
     kinds = "a local folder" + (" or gs://BUCKET/FOLDER" if is_training else "")
     raise UsageError(f"--workdir must be {kinds}, got {text!r}.")
   return epath.Path(text.rstrip("/"))
@@ -226,19 +252,27 @@ def check(
     value = _get(config, name)
     if isinstance(value, float) and not math.isfinite(value):
       raise UsageError(f"config.{name} must be a finite number, got {value}.")
+    if type(value) is int and abs(value) > _MAX_INT and name not in BOUNDS:
+      raise UsageError(
+        f"config.{name} must be at most {_MAX_INT}, got {_cut(value)}."
+      )
+    if isinstance(value, str) and not _is_utf8(value):
+      raise UsageError(f"config.{name} must be UTF-8, got {value[:60]!a}.")
   for name, allowed in CHOICES.items():
     value = _get(config, name)
     if value not in allowed:
       hint = _hint(str(value), [str(one) for one in allowed])
       raise UsageError(
         f"config.{name} must be one of {', '.join(map(repr, allowed))}, "
-        f"got {value!r}{hint}"
+        f"got {_cut(value)}{hint}"
       )
   for name, (least, most) in BOUNDS.items():
     value = _get(config, name)
+    if most is None and isinstance(value, int):
+      most = _MAX_INT if value > _MAX_INT else None
     if not value >= least or (most is not None and not value <= most):
       span = f"at least {least}" if most is None else f"in [{least}, {most}]"
-      raise UsageError(f"config.{name} must be {span}, got {value!r}.")
+      raise UsageError(f"config.{name} must be {span}, got {_cut(value)}.")
   _check_combinations(config)
   _check_benchmark(config)
   if is_training:
@@ -300,6 +334,20 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
       isinstance(value, str) for value in values
     ):
       raise UsageError(f"config.{name} must hold texts, got {values}.")
+
+
+def _is_utf8(text: str) -> bool:
+  try:
+    text.encode("utf-8")
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def _cut(value: Any) -> str:
+  """Returns a value as text that fits a message."""
+  text = repr(value)
+  return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _hint(given: str, known: Sequence[str]) -> str:
@@ -390,13 +438,19 @@ def _config_path(argv: Sequence[str]) -> pathlib.Path | None:
 
 
 def _config_value(argv: Sequence[str]) -> str:
+  values = []
   for index, argument in enumerate(argv):
     name, equals, value = argument.lstrip("-").partition("=")
     if argument.startswith("-") and name == "config":
       if not equals and index + 1 < len(argv):
-        return argv[index + 1]
-      return value
-  return ""
+        value = argv[index + 1]
+      values.append(value)
+  if len(values) > 1:
+    raise UsageError(
+      f"--config names one file, got {_cut(values[0])} and {_cut(values[1])}; "
+      "leave one out."
+    )
+  return values[0] if values else ""
 
 
 def _check_overrides(

@@ -159,7 +159,11 @@ def convert(
     ValueError: If `src` cannot be read or `dst` not be replaced.
   """
   found = source.locate(src)
-  target = pathlib.Path(dst).expanduser().resolve()
+  if dst.startswith("bundled:"):
+    raise configuration.UsageError(
+      f"DST must be a folder, {dst!r} names what the package brings; name a path."
+    )
+  target = configuration.local_path("DST", dst).resolve()
   if form == "auto":
     form = _form_of(found)
   # A run's folder has room for more, but not among its checkpoints.

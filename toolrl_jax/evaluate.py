@@ -80,7 +80,7 @@ def _folder(argv: Sequence[str], flag: str) -> pathlib.Path | None:
       value = "".join(argv[place : place + 1])
     if not value or value.startswith("--"):
       raise configuration.UsageError(f"--{flag} needs a folder: --{flag}=DIR.")
-    return pathlib.Path(value).expanduser()
+    return configuration.local_path(f"--{flag}", value)
   return None
 
 

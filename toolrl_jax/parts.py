@@ -126,12 +126,14 @@ def completion_buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
   return given or padding.default_buckets(longest)
 
 
-def check_schedule(config: ml_collections.ConfigDict) -> None:
-  """Refuses a warm-up that is too long for the steps that are asked for.
+def check_steps(config: ml_collections.ConfigDict) -> None:
+  """Checks what names steps, before anything is read.
 
   Raises:
-    UsageError: It is; fewer rows than steps are met once they are read.
+    UsageError: The warm-up is too long for the steps that are asked for, which
+      rows may still make fewer; or the profiled steps are not "a:b".
   """
+  _profile_steps(config)
   if config.sampler.max_steps:
     optimizer(config, config.sampler.max_steps)
 
@@ -301,11 +303,14 @@ def profiler(
   Raises:
     UsageError: The field is not "a:b".
   """
+  return profile.StepProfiler(_profile_steps(config), workdir / "profile")
+
+
+def _profile_steps(config: ml_collections.ConfigDict) -> tuple[int, int] | None:
   try:
-    steps = profile.parse_steps(config.logging.profile_steps)
+    return profile.parse_steps(config.logging.profile_steps)
   except ValueError as error:
     raise configuration.UsageError(str(error)) from error
-  return profile.StepProfiler(steps, workdir / "profile")
 
 
 def restore_order(
@@ -366,6 +371,10 @@ def prepare_workdir(workdir: pathlib.Path) -> None:
     ("samples.jsonl", pathlib.Path.is_file),
     ("config.json", pathlib.Path.is_file),
     ("run.json", pathlib.Path.is_file),
+    ("warnings.jsonl", pathlib.Path.is_file),
+    ("summary.json", pathlib.Path.is_file),
+    (".lock", pathlib.Path.is_file),
+    ("tensorboard", pathlib.Path.is_dir),
   ):
     path = workdir / name
     if path.exists() and not is_right(path):

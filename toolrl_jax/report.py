@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from toolrl_jax import configuration
 from toolrl_jax.reporting import page, runs, settings
 
+# Of a page that may be written over.
+_BEGINNING = b"<!doctype html>"
+
 _ABOUT = """\
 Writes what runs left in their folders as one HTML page that needs no network."""
 
@@ -126,6 +129,14 @@ def _checked(path: pathlib.Path) -> pathlib.Path:
   # Renaming the page over a device would take the device away.
   if path.exists() and not path.is_file():
     raise ValueError(f"--out must be a file, {path} is none; name another.")
+  if path.is_file() and path.stat().st_size:
+    with path.open("rb") as file:
+      is_page = file.read(len(_BEGINNING)).lower() == _BEGINNING
+    if not is_page:
+      raise ValueError(
+        f"--out must be a page or a new file, {path} is there and is no page; "
+        "name another."
+      )
   return path
 
 

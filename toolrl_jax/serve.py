@@ -162,7 +162,7 @@ def _api_key(path: str) -> str:
     return os.environ.get(_KEY_VARIABLE, "").strip()
   try:
     key = pathlib.Path(path).expanduser().read_text().strip()
-  except (OSError, UnicodeDecodeError, RuntimeError) as error:
+  except (OSError, ValueError, RuntimeError) as error:
     raise configuration.UsageError(f"--api_key_file: {error}.") from error
   # What a header and gRPC's metadata can carry.
   if not key or not (key.isascii() and key.isprintable()):

@@ -228,7 +228,7 @@ def main(
     UsageError: Something the user can mend is wrong; nothing was started.
     StoppedRunError: The run cannot go on.
   """
-  parts.check_schedule(config)
+  parts.check_steps(config)
   parts.prepare_devices(config)
   files = mirror.Mirror(workdir)
   parts.prepare_workdir(files.folder)

@@ -29,6 +29,8 @@ Format = Literal["auto", "toolrl_parquet", "toolrl_json", "jsonl"]
 BadRows = Literal["drop", "error"]
 
 _SYNTHETIC = "synthetic:"
+# More would take hours, and fill the memory.
+_MOST_SYNTHETIC = 1_000_000
 # All rows of a batch are padded to its largest gold, so one absurd row would
 # slow every step or exhaust the memory.
 _MAX_CALLS = 64
@@ -107,9 +109,10 @@ def _load_synthetic(
   path: str, *, seed: int, split: synthetic.Split, style: tool_calls.Style
 ) -> Loaded:
   number = path.removeprefix(_SYNTHETIC)
-  if not number.isdecimal() or int(number) < 1:
+  if not (number.isdecimal() and 1 <= int(number[:20]) <= _MOST_SYNTHETIC):
     raise ValueError(
-      f"a synthetic path must be synthetic:N with N at least 1, got {path!r}."
+      "a synthetic path must be synthetic:N with N in "
+      f"[1, {_MOST_SYNTHETIC}], got {path[:60]!r}."
     )
   examples = synthetic.generate(int(number), split=split, seed=seed)
   if split == "sft":

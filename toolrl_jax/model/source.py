@@ -51,7 +51,7 @@ def locate(path: str | pathlib.Path) -> pathlib.Path:
   text = str(path)
   if not text:
     raise ValueError("the path of the checkpoint is empty; name one.")
-  found = pathlib.Path(text).expanduser()
+  found = _expanded(text)
   if text.startswith(BUNDLED):
     assets = importlib.resources.files("toolrl_jax") / "assets"
     found = pathlib.Path(str(assets)) / text.removeprefix(BUNDLED)
@@ -112,7 +112,7 @@ def whole_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     ValueError: If `path` holds something that is no checkpoint.
   """
   # A link stays a link: what it points to is replaced.
-  target = pathlib.Path(path).expanduser().resolve()
+  target = _expanded(path).resolve()
   # Fixed names, so that what a killed process left is taken away here.
   partial = target.with_name(f".{target.name}.partial")
   old = target.with_name(f".{target.name}.old")
@@ -157,3 +157,12 @@ def check_replaceable(target: pathlib.Path) -> None:
       f"{target} holds {', '.join(foreign[:3])}, which an export does not write "
       "and would delete; choose another folder."
     )
+
+
+def _expanded(path: str | pathlib.Path) -> pathlib.Path:
+  try:
+    return pathlib.Path(path).expanduser()
+  except RuntimeError as error:
+    raise ValueError(
+      f"there is no home folder for {str(path)[:60]!r}; write the path out."
+    ) from error

@@ -18,6 +18,9 @@ from scipy import optimize
 from toolrl_jax import types
 from toolrl_jax.parsing import encode, tool_calls
 
+# Pairs of calls that are compared, one by one in Python.
+_MOST_PAIRS = 20_000
+
 
 class CallPoints(NamedTuple):
   """Points of one completion's calls; all 0 where they cannot be read.
@@ -72,12 +75,15 @@ def compare(
     equality: When two values count as equal.
 
   Returns:
-    The points; None where the gold holds no call.
+    The points; None where the gold holds no call, or where completion and gold
+    hold too many for a page to lay side by side.
   """
   wanted = _calls(tool_calls.parse_completion(gold, style=style), equality)
   if not wanted:
     return None
   parsed = tool_calls.parse_completion(completion, style=style)
+  if len(parsed.calls) * len(wanted) > _MOST_PAIRS:
+    return None
   made = _calls(parsed, equality)
   sizes = len(wanted), sum(len(call.keys) for call in wanted)
   if _is_failed(parsed.status, made, wanted, matching):

@@ -141,7 +141,7 @@ def skipped_share(run: runs_lib.Run) -> runs_lib.Curve:
   a_step = run.setting("sampler.prompts_per_step")
   dated = epochs.steps[np.isfinite(epochs.values)]
   is_known = np.isin(curve.steps, dated) & np.isfinite(curve.values)
-  if type(a_step) is not int or a_step < 1 or not is_known.any():
+  if not (type(a_step) is int and 1 <= a_step < 2**31 and is_known.any()):
     return runs_lib.Curve(np.zeros(0, np.int64), np.zeros(0))
   steps, num_skipped = curve.steps[is_known], curve.values[is_known]
   epoch = epochs.values[np.searchsorted(epochs.steps, steps)]

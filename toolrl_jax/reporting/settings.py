@@ -134,10 +134,10 @@ def recipe_of(found: Sequence[runs.Run]) -> Recipe | None:
   names = [run.made_with.get("recipe") for run in found]
   if isinstance(names[0], str) and names.count(names[0]) == len(names):
     file, colon, argument = names[0].partition(":")
-    path = RECIPES / pathlib.PurePath(file).name
-    if path.is_file():
+    name = pathlib.PurePath(file).name
+    if name in {path.name for path in RECIPES.glob("*.py")}:
       with contextlib.suppress(ValueError):
-        return load(f"{path}{colon}{argument}")
+        return load(f"{RECIPES / name}{colon}{argument}")
   return nearest(found)
 
 

@@ -133,8 +133,10 @@ class DecodeService(jetstream_compat.orchestrator.LLMOrchestrator):  # type: ign
     if not self._api_key:
       return
     sent = dict(context.invocation_metadata() or ()).get("authorization", "")
-    wanted = f"Bearer {self._api_key}"
-    if not hmac.compare_digest(str(sent).encode(), wanted.encode()):
+    scheme, _, key = str(sent).partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(
+      key.strip().encode(), self._api_key.encode()
+    ):
       await context.abort(
         grpc.StatusCode.UNAUTHENTICATED, "the API key is missing or wrong."
       )

@@ -191,8 +191,10 @@ class OnlineRollout:
       num_samples: Samples that `start` will be asked for afterwards.
 
     Raises:
-      BusyError: There are no such places.
+      RequestError: There will never be so many.
+      BusyError: There are no such places now.
     """
+    _check_number("samples", num_samples, self.engine.slots)
     self._require_room(num_samples)
     self._num_held += num_samples
     try:
@@ -229,14 +231,8 @@ class OnlineRollout:
     self, prompt_ids: Sequence[int], num_samples: int, max_tokens: int
   ) -> None:
     config = self.engine.config
-    for name, value, most in (
-      ("samples", num_samples, self.engine.slots),
-      ("completion tokens", max_tokens, self.max_tokens),
-    ):
-      if not 1 <= value <= most:
-        raise RequestError(
-          f"the number of {name} must be in [1, {most}], got {value}."
-        )
+    _check_number("samples", num_samples, self.engine.slots)
+    _check_number("completion tokens", max_tokens, self.max_tokens)
     longest = min(self.max_prompt_tokens, config.max_positions - max_tokens)
     if len(prompt_ids) > longest:
       raise PromptTooLongError(
@@ -292,3 +288,10 @@ def _pass_on(loop, hear, token_ids: Sequence[int], is_end: bool) -> None:
   # A loop that ended has nobody who waits.
   if not loop.is_closed():
     loop.call_soon_threadsafe(hear, token_ids, is_end)
+
+
+def _check_number(what: str, value: int, most: int) -> None:
+  if not 1 <= value <= most:
+    raise RequestError(
+      f"the number of {what} must be in [1, {most}], got {str(value)[:20]}."
+    )

@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import copy
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import NamedTuple
 
 import transformers
@@ -23,6 +23,9 @@ from toolrl_jax.rollout import online
 from toolrl_jax.rollout.request import RolloutError
 from toolrl_jax.serving import answer, api_error, chat_request, history
 from toolrl_jax.serving.api_error import ApiError
+
+# Characters that normalization may make one of.
+_MOST_COMPOSED = 4
 
 
 class Manner(NamedTuple):
@@ -184,6 +187,13 @@ class ChatService:
     # answers are decoded by a copy.
     self._decoding = copy.deepcopy(tokenizer.backend_tokenizer)
     self._encoding = concurrent.futures.ThreadPoolExecutor(1, "encode")
+    # No token stands for more, and normalization to composed characters makes
+    # text at most so much shorter.
+    self._most_characters = (
+      _MOST_COMPOSED
+      * max(map(len, tokenizer.get_vocab()))
+      * rollout.max_prompt_tokens
+    )
 
   async def open(self, request: chat_request.ChatRequest) -> Chat:
     """Starts the samples of a request.
@@ -212,8 +222,14 @@ class ChatService:
     try:
       # A prompt that waits to be encoded has its place taken already.
       with self.rollout.place_held(num_choices):
+        example = history.example(request)
+        self._check_length(
+          str(message["content"])
+          for message in example.messages
+          if message["role"] != "assistant"
+        )
         prompt_ids = await asyncio.get_running_loop().run_in_executor(
-          self._encoding, self.encode, history.example(request)
+          self._encoding, self.encode, example
         )
       generation = self.rollout.start(
         prompt_ids,
@@ -270,11 +286,25 @@ class ChatService:
       ) from error
 
   async def encode_text(self, text: str) -> list[int]:
-    """Returns the tokens of a rendered prompt, special tokens included."""
+    """Returns the tokens of a rendered prompt, special tokens included.
+
+    Raises:
+      PromptTooLongError: So many characters cannot be few enough tokens.
+    """
+    self._check_length([text])
     loop = asyncio.get_running_loop()
     encode = lambda: self._tokenizer(text, add_special_tokens=False)
     encoded = await loop.run_in_executor(self._encoding, encode)
     return encoded["input_ids"]
+
+  def _check_length(self, texts: Iterable[str]) -> None:
+    """Refuses what would hold the encoder up only to be refused."""
+    num_characters = sum(map(len, texts))
+    if num_characters > self._most_characters:
+      raise online.PromptTooLongError(
+        f"a prompt must have at most {self.rollout.max_prompt_tokens} tokens, "
+        f"got {num_characters} characters."
+      )
 
   def open_text(self, stops: Sequence[str] = ()) -> text_stream.TextStream:
     """Returns the text of a new answer."""

@@ -18,6 +18,13 @@ _MAX_DEPTH = 64
 _MAX_STOPS = 4
 
 
+class _FirstMistake(pydantic.FailFast):
+  """Ends a list at its first mistake: of a million one is enough."""
+
+  # A part of a union must be hashable.
+  __hash__ = object.__hash__
+
+
 class _Part(pydantic.BaseModel):
   """A part of it; fields that are not named here say nothing to us."""
 
@@ -31,7 +38,7 @@ class TextPart(_Part):
   text: str
 
 
-Content = str | list[TextPart]
+Content = str | Annotated[list[TextPart], _FirstMistake()]
 
 
 class Function(_Part):
@@ -69,7 +76,7 @@ class AssistantMessage(_Part):
   role: Literal["assistant"]
   content: Content | None = None
   reasoning_content: str | None = None
-  tool_calls: list[Call] | None = None
+  tool_calls: Annotated[list[Call], _FirstMistake()] | None = None
 
 
 class ToolMessage(_Part):
@@ -118,12 +125,14 @@ class ChatRequest(pydantic.BaseModel):
   model_config = pydantic.ConfigDict(strict=True, extra="forbid")
 
   model: str
-  messages: Annotated[list[Message], pydantic.Field(min_length=1)]
-  tools: list[Tool] | None = None
+  messages: Annotated[
+    list[Message], _FirstMistake(), pydantic.Field(min_length=1)
+  ]
+  tools: Annotated[list[Tool], _FirstMistake()] | None = None
   tool_choice: Any = None
   stream: bool | None = None
   stream_options: StreamOptions | None = None
-  stop: str | list[str] | None = None
+  stop: str | Annotated[list[str], _FirstMistake()] | None = None
   temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
   top_p: float | None = None
   max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None

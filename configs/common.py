@@ -130,7 +130,8 @@ def get_config() -> ml_collections.ConfigDict:
   reward.granularity = "fine"
   # Length term: "none" | "fixed" | "dynamic".
   reward.length = "none"
-  # Constants of "two_stage" and the dynamic variants: "paper" | "authors".
+  # Constants of the dynamic variants, and whether lengths are rounded to two
+  # digits: "paper" | "authors".
   reward.schedule = "paper"
   # Steps of the whole run, for the paper's schedules.
   reward.schedule_steps = 105

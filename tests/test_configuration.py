@@ -101,6 +101,18 @@ def test_load_reads_overrides_of_every_type(recipe, tmp_path):
     (["stray"], "stray"),
     (["--wordkir=x"], "--wordkir is no flag; did you mean --workdir?"),
     (["--zzz=x"], "--zzz is no flag; see --help."),
+    (["--config=other.py"], "--config names one file, got"),
+    (["--workdir=gs://"], "gs://BUCKET/FOLDER"),
+    (["--workdir=gs:///run"], "gs://BUCKET/FOLDER"),
+    (["--workdir=~nobody_here/x"], "--workdir must be a path"),
+    (["--workdir=" + "x/" * 3000], "--workdir must be a path"),
+    ([f"--config.rollout.group_size={10**19}"], "in [1, 4096], got 1000"),
+    ([f"--config.rollout.slots={10**20}"], "config.rollout.slots must be in"),
+    ([f"--config.sampler.max_steps={10**12}"], "in [0, 2147483647]"),
+    ([f"--config.mesh.data={10**12}"], "at most 2147483647"),
+    (["--config.prompt.system=\udce9"], "config.prompt.system must be UTF-8"),
+    (["--config.reward.name=" + "n" * 9000], "one of 'toolrl', 'n1'"),
+    (["--config.benchmark.names=('bcfl',)"], "did you mean 'bfcl'?"),
   ],
 )
 def test_load_refuses_in_one_line(recipe, arguments, said):
@@ -108,6 +120,13 @@ def test_load_refuses_in_one_line(recipe, arguments, said):
     _load(f"--config={recipe('pass')}", "--workdir=/tmp/x", *arguments)
   assert said in str(caught.value)
   assert "\n" not in str(caught.value)
+  assert len(str(caught.value)) < 300
+
+
+def test_load_names_the_nearest_recipe(root_dir):
+  wrong = root_dir / "configs" / "tinny.py"
+  with pytest.raises(configuration.UsageError, match=r"tiny\.py'\?$"):
+    _load(f"--config={wrong}", "--workdir=/tmp/x")
 
 
 @pytest.mark.parametrize(

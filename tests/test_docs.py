@@ -48,6 +48,7 @@ def test_every_picture_is_drawn_on_a_ground_of_its_own(root_dir):
     "data_path",
     "group_layout",
     "streak_filter",
+    "reward",
     "selection",
     "protocol",
   ):

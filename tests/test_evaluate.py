@@ -98,6 +98,21 @@ def test_another_protocol_in_the_same_folder_is_refused(
   line = _fails(arguments(scored, **changed), capsys)
   assert "temperature (1.0, now 0.5)" in line and "--workdir" in line
   assert (scored / "answers" / "rows-seed0.jsonl").read_bytes() == before
+  # Nor is the configuration that the scores were made with.
+  config = json.loads((scored / "config.json").read_text())
+  assert config["rollout"]["temperature"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/4"])
+def test_the_folder_of_a_training_run_is_refused(
+  name, arguments, tmp_path, capsys
+):
+  path = tmp_path / name
+  path.parent.mkdir(exist_ok=True)
+  path.write_text("")
+  line = _fails(arguments(tmp_path), capsys)
+  assert "must not be a folder of toolrl-train" in line
+  assert not (tmp_path / "config.json").exists()
 
 
 def test_show_prints_the_file(scored, tmp_path, capsys):

@@ -55,6 +55,7 @@ def test_report_goes_where_it_is_told(run_folder, tmp_path):
     (["{run}", "--out={empty}/no/where.html"], "in a folder that is there"),
     (["{run}", "--out={empty}"], "--out must be a file"),
     (["{run}", "--out={empty}/pipe"], "--out must be a file"),
+    (["{run}", "--out={run}/metrics.jsonl"], "is no page"),
     (["~no_such_user/run"], "home directory"),
     (["{run}", "--recipe={run}/none.py"], "cannot be read"),
     (["{run}", "--speed=9"], "unrecognized arguments"),

@@ -248,6 +248,15 @@ def test_foreign_export_is_refused_before_work(tmp_path, capsys):
   assert (tmp_path / "export" / "notes.txt").read_text() == "mine"
 
 
+def test_folder_of_an_evaluation_is_refused(tmp_path, capsys):
+  (tmp_path / "answers").mkdir()
+  with pytest.raises(SystemExit) as caught:
+    train.run(["toolrl-train", *whole_runs.arguments(tmp_path)])
+  assert caught.value.code == 2
+  assert "must not be a folder of toolrl-evaluate" in capsys.readouterr().err
+  assert not (tmp_path / "config.json").exists()
+
+
 def test_refused_command_leaves_the_runs_configuration(whole):
   before = (whole / "config.json").read_text()
   with pytest.raises(SystemExit) as caught:

@@ -229,7 +229,7 @@ def local_path(flag: str, text: str) -> pathlib.Path:
 def _workdir(text: str, is_training: bool) -> pathlib.Path | epath.Path:
   if "://" not in text:
     return local_path("--workdir", text).absolute()
-  has_bucket = text.startswith("gs://") and text[5:].strip("/")
+  has_bucket = text.startswith("gs://") and text[5:].partition("/")[0]
   if not is_training or not has_bucket:
     kinds = "a local folder" + (" or gs://BUCKET/FOLDER" if is_training else "")
     raise UsageError(f"--workdir must be {kinds}, got {text!r}.")

@@ -96,6 +96,20 @@ def test_first_cell_installs_from_a_zip(run_cell, repository, tmp_path):
   assert asked_of_uv[0] == str(checkout)
 
 
+def test_first_cell_takes_the_right_address_after_a_wrong_one(
+  run_cell, repository, tmp_path
+):
+  for wrong in (tmp_path / "nowhere", tmp_path):
+    done, _ = run_cell(wrong)
+    assert "there is no toolrl_jax in" in done.stderr
+    assert "fatal: " in done.stderr  # What git says of it.
+  # What a clone that broke off leaves.
+  (tmp_path / "content" / "toolrl_source" / ".git").mkdir(parents=True)
+  done, _ = run_cell(f" {repository} ")
+  checkout = tmp_path / "content" / "toolrl_source"
+  assert done.stdout.splitlines()[-1] == f"at {checkout}", done.stderr
+
+
 def test_first_cell_says_why_the_installation_failed(run_cell, repository):
   done, _ = run_cell(repository, fake_uv="echo no room on disk; exit 1")
   assert done.returncode == 1

@@ -245,7 +245,9 @@ def test_load_other_table_names_its_columns(tmp_path):
     dataset.load(str(file))
 
 
-@pytest.mark.parametrize("path", ["synthetic:", "synthetic:0", "synthetic:x"])
+@pytest.mark.parametrize(
+  "path", ["synthetic:", "synthetic:0", "synthetic:x", f"synthetic:{10**40}"]
+)
 def test_load_synthetic_needs_a_number(path):
   with pytest.raises(ValueError, match="synthetic:N"):
     dataset.load(path)

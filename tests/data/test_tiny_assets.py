@@ -107,6 +107,20 @@ def test_chat_template_renders_tools_and_history_by_hand(tokenizer):
   )
 
 
+def test_chat_template_shows_properties_without_a_type(tokenizer):
+  properties = {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "y": {}}
+  tool = {
+    "name": "f",
+    "description": "does f",
+    "parameters": {"type": "object", "properties": properties},
+  }
+  text = tokenizer.apply_chat_template(
+    [{"role": "user", "content": "Do it."}], tools=[tool], tokenize=False
+  )
+  shown = '{"x":{"anyOf":[{"type":"string"},{"type":"null"}]},"y":{}}'
+  assert f'"parameters":{shown}' in text
+
+
 def test_prompts_are_three_to_eight_times_longer_than_answers(tokenizer):
   examples = synthetic.generate(600, split="eval", seed=0)
   prompts = prompt.encode_examples(

@@ -46,7 +46,9 @@ def test_skipped_is_the_share_of_the_rows(run):
   # 16 of them are left out.
   [trace] = charts.skipped([run]).data
   np.testing.assert_allclose(trace.y, [0, 0, 0, 0, 0.25, 0.25])
-  assert charts.skipped_share(run._replace(config={})).steps.size == 0
+  for prompts in (None, 0, 2**70, "16"):
+    config = {"sampler": {"prompts_per_step": prompts}}
+    assert charts.skipped_share(run._replace(config=config)).steps.size == 0
   counted = charts.skipped_share(run._replace(made_with={"num_train_rows": 80}))
   np.testing.assert_allclose(counted.values, [0, 0, 0, 0, 0.2, 0.2])
   # What cannot be a number of rows is not taken as one.

@@ -53,6 +53,8 @@ def test_nearest_finds_the_recipe_of_a_changed_run(changed):
     (([1],), ("configs/tiny.py", True)),
     (("qwen25_0p5b_colab.py:abacus",), ("configs/tiny.py", True)),
     (("",), ("configs/tiny.py", True)),
+    (("x" * 5000,), ("configs/tiny.py", True)),
+    (("tiny.py\0",), ("configs/tiny.py", True)),
   ],
 )
 def test_recipe_is_the_one_that_all_runs_name(changed, names, expected):

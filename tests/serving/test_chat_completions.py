@@ -291,6 +291,41 @@ def test_wrong_paths_and_methods_have_the_same_shape(server):
     assert (found, set(document)) == (status, {"error"})
 
 
+def test_more_choices_than_rows_is_400_as_it_never_can_be_served(
+  client, endless
+):
+  for n in (9, 11, 10**18):
+    with pytest.raises(openai.BadRequestError, match=r"in \[1, 8\]"):
+      client.chat.completions.create(**endless(n=n))
+
+
+def test_a_prompt_that_is_far_too_long_is_not_encoded(client, server):
+  # Encoding it takes seconds, in which other prompts would wait.
+  start = time.monotonic()
+  with pytest.raises(openai.BadRequestError, match="characters") as caught:
+    client.chat.completions.create(
+      model=server.model,
+      messages=[{"role": "user", "content": "a" * 2_000_000}],
+    )
+  assert caught.value.code == "context_length_exceeded"
+  assert time.monotonic() - start < 2
+
+
+def test_a_tool_without_types_is_shown(client, server):
+  properties = {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+  function = {
+    "name": "f",
+    "parameters": {"type": "object", "properties": properties},
+  }
+  answer = client.chat.completions.create(
+    model=server.model,
+    messages=[{"role": "user", "content": "hi"}],
+    tools=[{"type": "function", "function": function}],
+    max_tokens=1,
+  )
+  assert answer.usage.completion_tokens == 1
+
+
 def test_more_than_rows_and_places_is_429_with_retry_after(
   client, server, endless
 ):

@@ -116,6 +116,23 @@ def test_read_refuses_hostile_bodies(body):
   assert len(message) < 200
 
 
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"messages": [1] * 1000},
+    {"messages": [{"role": "user", "content": [1] * 1000}]},
+    {"tools": [1] * 1000},
+    {"stop": [1] * 1000},
+  ],
+)
+def test_of_many_mistakes_the_first_is_told(fields):
+  with pytest.raises(ApiError) as caught:
+    _read(**fields)
+  assert caught.value.param.split(".")[0] == next(iter(fields))
+  # A million errors would take seconds; a union has one of each kind.
+  assert caught.value.__cause__.error_count() <= 2
+
+
 def test_refusal_does_not_repeat_what_was_sent():
   _, message = _refused(_read, temperature="a secret")
   assert "secret" not in message

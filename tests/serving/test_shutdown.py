@@ -28,6 +28,9 @@ def test_a_wrong_key_is_401_and_health_needs_none(locked):
     assert caught.value.response.headers["www-authenticate"] == "Bearer"
     assert "key" in caught.value.message
   assert locked.client("sesame").models.list().data[0].id == "tiny"
+  # The name of the scheme is not case-sensitive (RFC 9110, section 11.1).
+  lower = locked.client(default_headers={"Authorization": "bearer sesame"})
+  assert lower.models.list().data[0].id == "tiny"
 
 
 def test_grpc_needs_the_key_too(locked):
@@ -39,7 +42,7 @@ def test_grpc_needs_the_key_too(locked):
     with pytest.raises(grpc.RpcError) as caught:
       list(stub.Decode(request, timeout=60))
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
-    key = (("authorization", "Bearer sesame"),)
+    key = (("authorization", "bearer sesame"),)
     list(stub.Decode(request, metadata=key, timeout=60))
 
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from configs import common
-from toolrl_jax import configuration, scoring
+from toolrl_jax import command_line, configuration, scoring
 
 _RECIPES = sorted(
   path.stem
@@ -16,7 +16,7 @@ _RECIPES = sorted(
 
 
 def _load(*arguments):
-  return configuration.load(["toolrl-train", *arguments], "usage")
+  return command_line.load(["toolrl-train", *arguments], "usage")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def _load(*arguments):
   ],
 )
 def test_recipe_name_is_that_of_the_file(arguments, name):
-  assert configuration.recipe_name(["toolrl-train", *arguments]) == name
+  assert command_line.recipe_name(["toolrl-train", *arguments]) == name
 
 
 @pytest.fixture

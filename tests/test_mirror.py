@@ -7,7 +7,7 @@ import pytest
 import whole_runs
 from etils import epath
 
-from toolrl_jax import command, configuration, mirror, train
+from toolrl_jax import command, command_line, mirror, train
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_run_goes_on_where_only_the_storage_is_left(
   caches, tmp_path, monkeypatch
 ):
   fields = {"eval__benchmarks_every_steps": 0, "mesh__cpu_devices": 0}
-  config, _ = configuration.load(
+  config, _ = command_line.load(
     ["toolrl-train", *whole_runs.arguments(tmp_path, **fields)], ""
   )
   remote = epath.Path(tmp_path / "bucket" / "run")

@@ -10,7 +10,7 @@ import jax
 import pytest
 import whole_runs
 
-from toolrl_jax import configuration, parts, train
+from toolrl_jax import command, command_line, parts, train
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_sigterm_before_the_first_step_ends_at_once(
 
 
 def test_second_interrupt_does_not_wait():
-  with train.StopSignal() as stop:
+  with command.StopSignal() as stop:
     with pytest.raises(KeyboardInterrupt):
       signal.raise_signal(signal.SIGINT)
     stop.defer()
@@ -305,6 +305,6 @@ def test_sft_refuses_long_targets_before_work(tmp_path, capsys):
 
 def test_help_says_how(capsys):
   with pytest.raises(SystemExit) as caught:
-    configuration.load(["toolrl-train", "--help"], train.USAGE)
+    command_line.load(["toolrl-train", "--help"], train.USAGE)
   assert caught.value.code == 0
   assert "--workdir" in capsys.readouterr().out

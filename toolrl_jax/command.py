@@ -10,6 +10,7 @@ import io
 import json
 import logging as python_logging
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -67,6 +68,68 @@ def run(name: str, work: Callable[[], object]) -> None:
   except KeyboardInterrupt:
     said = "interrupted; the same command goes on from what is on disk"
     sys.exit(_fail(name, INTERRUPTED, said))
+
+
+class StopSignal:
+  """SIGTERM or SIGINT: ends the command at once, or after the running step.
+
+  At once until there is something to save. A second SIGINT does not wait.
+
+  Attributes:
+    is_set: Whether one came while steps ran.
+    status: What the command then exits with.
+  """
+
+  # One Ctrl-C may reach a process twice: from the terminal and from uv.
+  _ONE_PRESS_SECS = 1.0
+
+  def __init__(self):
+    self.is_set = False
+    self.status = ToldToStopError.STATUS
+    self._is_deferred = False
+    self._interrupted_at = 0.0
+
+  def defer(self) -> None:
+    """From now on there is something to save first."""
+    self._is_deferred = True
+
+  def __enter__(self) -> "StopSignal":
+    self._previous = {
+      number: signal.signal(number, handle)
+      for number, handle in (
+        (signal.SIGTERM, self._terminate),
+        (signal.SIGINT, self._interrupt),
+      )
+    }
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    for number, previous in self._previous.items():
+      signal.signal(number, previous)
+
+  def _terminate(self, number, frame):
+    if not self._is_deferred:
+      raise ToldToStopError(
+        "SIGTERM before the first step: there was nothing to save; the same "
+        "command starts again"
+      )
+    if not self.is_set:
+      logging.info("SIGTERM: the run ends after this step, with a checkpoint")
+    self.is_set = True
+
+  def _interrupt(self, number, frame):
+    if not self._is_deferred:
+      raise KeyboardInterrupt
+    now = time.monotonic()
+    if not self._interrupted_at:
+      self._interrupted_at = now
+      self.is_set, self.status = True, INTERRUPTED
+      logging.info(
+        "interrupted: the run ends after this step, with a checkpoint; once "
+        "more ends it now"
+      )
+    elif now - self._interrupted_at > self._ONE_PRESS_SECS:
+      raise KeyboardInterrupt
 
 
 class WarningFile(python_logging.Handler):

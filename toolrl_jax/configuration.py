@@ -1,22 +1,15 @@
-"""The command line to a checked configuration.
+"""Rules that a configuration must keep: choices, bounds, what goes together.
 
-Reads `--config=FILE`, `--config.x.y=z` and `--workdir=DIR`, and turns every
-mistake into one line that names the rule, the value and the remedy before any
-work starts. Knows nothing of what the fields do.
+From a configuration to nothing, or to one line that names the rule, the value
+and the remedy. Knows nothing of what the fields do.
 """
 
-import argparse
 import difflib
 import math
-import pathlib
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_collections
-from absl import flags
-from etils import epath
-from ml_collections import config_flags
 
 CHOICES: dict[str, tuple[Any, ...]] = {
   "algorithm": ("grpo", "sft"),
@@ -120,122 +113,6 @@ class UsageError(ValueError):
   """A user's mistake; its text is one line and is shown without traceback."""
 
 
-class FlagParser(argparse.ArgumentParser):
-  """An argument parser whose complaints are one line, a UsageError."""
-
-  def error(self, message: str) -> NoReturn:
-    """Refuses the command line."""
-    raise UsageError(f"{message}; see {self.prog} --help.")
-
-
-def load(
-  argv: Sequence[str],
-  usage: str,
-  *,
-  is_training: bool = True,
-  example: str = "configs/tiny.py",
-) -> tuple[ml_collections.ConfigDict, pathlib.Path | epath.Path]:
-  """Parses a command line.
-
-  Args:
-    argv: Program name and arguments.
-    usage: Text for `--help`, shown above the flags.
-    is_training: Whether the fields that only training reads are checked.
-    example: A recipe that suits the command, for who named none.
-
-  Returns:
-    The checked, frozen-by-convention configuration and the run's folder: an
-    absolute local one, or for training one in object storage.
-
-  Raises:
-    UsageError: For anything the user can mend.
-    SystemExit: For `--help`, once it is written.
-  """
-  values = flags.FlagValues()
-  # The file's own folder's parent, so that `from configs import common` works
-  # wherever the command is started.
-  path = _config_path(argv)
-  if path is not None:
-    path = local_path("--config", str(path))
-    sys.path.insert(0, str(path.resolve().parent.parent))
-  if any(argument in ("--help", "-h", "-help") for argument in argv):
-    sys.stdout.write(f"{usage}\n")
-    raise SystemExit(0)
-  if path is None:
-    raise UsageError(
-      f"--config=FILE is required, none was given; try --config={example}, "
-      "or --help."
-    )
-  if not path.is_file():
-    beside = [str(one) for one in path.parent.glob("*.py")]
-    raise UsageError(
-      f"--config names a file; there is no file {path}"
-      f"{_hint(str(path), beside)}"
-    )
-  config_flags.DEFINE_config_file(
-    "config", None, "", flag_values=values, sys_argv=list(argv)
-  )
-  flags.DEFINE_string("workdir", None, "", flag_values=values)
-  defaults = _check_overrides(argv, path)
-  try:
-    rest = values(list(argv))
-  except flags.UnrecognizedFlagError as e:
-    near = difflib.get_close_matches(e.flagname, ("config", "workdir"), n=1)
-    hint = f"did you mean --{near[0]}?" if near else "see --help."
-    raise UsageError(f"--{e.flagname} is no flag; {hint}") from e
-  except flags.IllegalFlagValueError as e:
-    raise UsageError(_wrong_value(argv, defaults) or _one_line(e)) from e
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
-    raise UsageError(_one_line(e)) from e
-  except (Exception, SystemExit) as e:
-    # A recipe is the user's own Python file and may fail in any way.
-    raise UsageError(f"{path} could not be read: {_one_line(e)}") from e
-  if len(rest) > 1:
-    raise UsageError(f"arguments are --name=value; got {rest[1]!r}.")
-  if not values["workdir"].value:
-    raise UsageError("--workdir=DIR is required: the folder a run writes to.")
-  config = values["config"].value
-  try:
-    check(config, is_training=is_training)
-  except (KeyError, AttributeError, TypeError) as e:
-    raise UsageError(
-      f"{path} does not give all fields: {_one_line(e)}; start from "
-      "configs/common.py."
-    ) from e
-  return config, _workdir(values["workdir"].value, is_training)
-
-
-def local_path(flag: str, text: str) -> pathlib.Path:
-  """Returns a path of the command line with ~ put in.
-
-  Args:
-    flag: What named it, for the message.
-    text: As it was given.
-
-  Raises:
-    UsageError: It begins with the home of nobody here, or is no path.
-  """
-  try:
-    path = pathlib.Path(text).expanduser()
-    path.exists()
-  except (RuntimeError, OSError, ValueError) as error:
-    reason = getattr(error, "strerror", None) or str(error)
-    raise UsageError(
-      f"{flag} must be a path, got {_cut(text)}: {reason}"
-    ) from error
-  return path
-
-
-def _workdir(text: str, is_training: bool) -> pathlib.Path | epath.Path:
-  if "://" not in text:
-    return local_path("--workdir", text).absolute()
-  has_bucket = text.startswith("gs://") and text[5:].partition("/")[0]
-  if not is_training or not has_bucket:
-    kinds = "a local folder" + (" or gs://BUCKET/FOLDER" if is_training else "")
-    raise UsageError(f"--workdir must be {kinds}, got {text!r}.")
-  return epath.Path(text.rstrip("/"))
-
-
 def check(
   config: ml_collections.ConfigDict, *, is_training: bool = True
 ) -> None:
@@ -248,31 +125,31 @@ def check(
   Raises:
     UsageError: Naming the field, its value and what is allowed.
   """
-  for name in _names(config):
-    value = _get(config, name)
+  for name in field_names(config):
+    value = value_of(config, name)
     if isinstance(value, float) and not math.isfinite(value):
       raise UsageError(f"config.{name} must be a finite number, got {value}.")
     if type(value) is int and abs(value) > _MAX_INT and name not in BOUNDS:
       raise UsageError(
-        f"config.{name} must be at most {_MAX_INT}, got {_cut(value)}."
+        f"config.{name} must be at most {_MAX_INT}, got {shortened(value)}."
       )
     if isinstance(value, str) and not _is_utf8(value):
       raise UsageError(f"config.{name} must be UTF-8, got {value[:60]!a}.")
   for name, allowed in CHOICES.items():
-    value = _get(config, name)
+    value = value_of(config, name)
     if value not in allowed:
-      hint = _hint(str(value), [str(one) for one in allowed])
+      hint = did_you_mean(str(value), [str(one) for one in allowed])
       raise UsageError(
         f"config.{name} must be one of {', '.join(map(repr, allowed))}, "
-        f"got {_cut(value)}{hint}"
+        f"got {shortened(value)}{hint}"
       )
   for name, (least, most) in BOUNDS.items():
-    value = _get(config, name)
+    value = value_of(config, name)
     if most is None and isinstance(value, int):
       most = _MAX_INT if value > _MAX_INT else None
     if not value >= least or (most is not None and not value <= most):
       span = f"at least {least}" if most is None else f"in [{least}, {most}]"
-      raise UsageError(f"config.{name} must be {span}, got {_cut(value)}.")
+      raise UsageError(f"config.{name} must be {span}, got {shortened(value)}.")
   _check_combinations(config)
   _check_benchmark(config)
   if is_training:
@@ -291,7 +168,7 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
     if name not in BENCHMARKS:
       raise UsageError(
         f"config.benchmark.names must be some of {', '.join(BENCHMARKS)}, got "
-        f"{name!r}{_hint(str(name), BENCHMARKS)}"
+        f"{name!r}{did_you_mean(str(name), BENCHMARKS)}"
       )
   if "general" in section.names and not section.tasks:
     raise UsageError(
@@ -327,7 +204,7 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
     "sensitivity.thinking",
     "sensitivity.systems",
   ):
-    values = tuple(_get(config, name))
+    values = tuple(value_of(config, name))
     if len(set(values)) < len(values):
       raise UsageError(f"config.{name} must hold nothing twice, got {values}.")
     if not name.endswith("seeds") and not all(
@@ -344,14 +221,14 @@ def _is_utf8(text: str) -> bool:
   return True
 
 
-def _cut(value: Any) -> str:
+def shortened(value: Any) -> str:
   """Returns a value as text that fits a message."""
   text = repr(value)
   return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _hint(given: str, known: Sequence[str]) -> str:
-  """Returns the end of a message that names the nearest of some words."""
+def did_you_mean(given: str, known: Sequence[str]) -> str:
+  """Returns the end of a message: the nearest of some words, if one is near."""
   near = difflib.get_close_matches(given, known, n=1)
   return f"; did you mean {near[0]!r}?" if near else "."
 
@@ -372,7 +249,7 @@ def _check_combinations(config: ml_collections.ConfigDict) -> None:
       "them to ''."
     )
   for name in ("data.prompt_buckets", "rollout.completion_buckets"):
-    buckets = tuple(_get(config, name))
+    buckets = tuple(value_of(config, name))
     if not all(type(b) is int and b >= 1 for b in buckets) or (
       list(buckets) != sorted(set(buckets))
     ):
@@ -384,7 +261,7 @@ def _check_combinations(config: ml_collections.ConfigDict) -> None:
     ("data.prompt_buckets", config.data.max_prompt_tokens),
     ("rollout.completion_buckets", config.rollout.max_completion_tokens),
   ):
-    buckets = tuple(_get(config, name))
+    buckets = tuple(value_of(config, name))
     if buckets and buckets[-1] < limit:
       raise UsageError(
         f"the last of config.{name} must hold {limit} tokens, got "
@@ -417,126 +294,30 @@ def _check_grpo(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def recipe_name(argv: Sequence[str]) -> str:
-  """Returns the file name of the recipe, with what follows its colon.
-
-  Args:
-    argv: Program name and arguments.
-
-  Returns:
-    As "tiny.py" or "qwen25_0p5b_colab.py:gpu"; empty without a --config.
-  """
-  path, colon, argument = _config_value(argv).partition(":")
-  return pathlib.Path(path).name + colon + argument
-
-
-def _config_path(argv: Sequence[str]) -> pathlib.Path | None:
-  """Finds the file named by --config before the flags are parsed."""
-  # ml_collections passes what follows a colon to get_config.
-  path = _config_value(argv).partition(":")[0]
-  return pathlib.Path(path) if path else None
-
-
-def _config_value(argv: Sequence[str]) -> str:
-  values = []
-  for index, argument in enumerate(argv):
-    name, equals, value = argument.lstrip("-").partition("=")
-    if argument.startswith("-") and name == "config":
-      if not equals and index + 1 < len(argv):
-        value = argv[index + 1]
-      values.append(value)
-  if len(values) > 1:
-    raise UsageError(
-      f"--config names one file, got {_cut(values[0])} and {_cut(values[1])}; "
-      "leave one out."
-    )
-  return values[0] if values else ""
-
-
-def _check_overrides(
-  argv: Sequence[str], path: pathlib.Path
-) -> ml_collections.ConfigDict:
-  """Names the nearest field for an override that no field matches.
-
-  Returns:
-    The recipe without overrides.
-  """
-  reader = flags.FlagValues()
-  config_flags.DEFINE_config_file(
-    "config", None, "", flag_values=reader, sys_argv=[]
-  )
-  try:
-    reader([argv[0], f"--config={path}"])
-  except (Exception, SystemExit) as e:
-    raise UsageError(f"{path} could not be read: {_one_line(e)}") from e
-  config = reader["config"].value
-  if not isinstance(config, ml_collections.ConfigDict):
-    raise UsageError(
-      f"{path} does not give all fields: get_config() returns a "
-      f"{type(config).__name__}; start from common.get_config()."
-    )
-  names = set(_names(config))
-  for argument in argv[1:]:
-    name = argument.lstrip("-").partition("=")[0]
-    if not (argument.startswith("-") and name.startswith("config.")):
-      continue
-    name = name.removeprefix("config.")
-    if name not in names:
-      near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-      hint = f"; did you mean config.{near[0]}?" if near else "."
-      raise UsageError(
-        f"config.{name} is no field of {path} (the fields stand in "
-        f"configs/common.py){hint}"
-      )
-  return config
-
-
-def _wrong_value(
-  argv: Sequence[str], config: ml_collections.ConfigDict
-) -> str | None:
-  """Says which override has a value of another kind than its field."""
-  for argument in argv[1:]:
-    name, _, text = argument.lstrip("-").partition("=")
-    if not name.startswith("config."):
-      continue
-    default = _get(config, name.removeprefix("config."))
-    for kind, parse, what in (
-      (bool, _parse_bool, "true or false"),
-      (int, int, "a whole number"),
-      (float, float, "a number"),
-    ):
-      if type(default) is kind:
-        try:
-          parse(text)
-        except ValueError:
-          return f"{name} must be {what}, as {default!r}, got {text[:60]!r}."
-  return None
-
-
-def _parse_bool(text: str) -> bool:
-  return flags.BooleanParser().parse(text)
-
-
-def _names(
+def field_names(
   config: ml_collections.ConfigDict, prefix: str = ""
 ) -> Iterator[str]:
+  """Yields "section.field" of every field.
+
+  Args:
+    config: A configuration or a section.
+    prefix: What stands in front, with its dot.
+  """
   for key, value in config.items():
     if isinstance(value, ml_collections.ConfigDict):
-      yield from _names(value, f"{prefix}{key}.")
+      yield from field_names(value, f"{prefix}{key}.")
     else:
       yield f"{prefix}{key}"
 
 
-def _get(config: ml_collections.ConfigDict, name: str) -> Any:
+def value_of(config: ml_collections.ConfigDict, name: str) -> Any:
+  """Returns the value of a field.
+
+  Args:
+    config: A configuration.
+    name: "section.field".
+  """
   value = config
   for part in name.split("."):
     value = value[part]
   return value
-
-
-def _one_line(error: BaseException) -> str:
-  text = str(error)
-  if "Traceback (most recent call last)" in text:
-    # ml_collections hands on what a recipe raised as a whole traceback.
-    text = text.strip().splitlines()[-1]
-  return " ".join(text.split()) or type(error).__name__

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from toolrl_jax import command, configuration
+from toolrl_jax import command, command_line, configuration
 from toolrl_jax.model import decoder, presets, source, weights
 
 _ABOUT = """\
@@ -92,7 +92,7 @@ def _fail(message: str) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  parser = configuration.FlagParser(
+  parser = command_line.FlagParser(
     prog="toolrl-convert",
     description=_ABOUT,
     epilog=_EXAMPLES,
@@ -163,7 +163,7 @@ def convert(
     raise configuration.UsageError(
       f"DST must be a folder, {dst!r} names what the package brings; name a path."
     )
-  target = configuration.local_path("DST", dst).resolve()
+  target = command_line.local_path("DST", dst).resolve()
   if form == "auto":
     form = _form_of(found)
   # A run's folder has room for more, but not among its checkpoints.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from toolrl_jax import command, configuration, parts, study, suite
+from toolrl_jax import command, command_line, configuration, parts, study, suite
 from toolrl_jax.evaluation import comparison, records, score_table
 
 USAGE = """\
@@ -63,7 +63,7 @@ def _run(argv: Sequence[str]) -> None:
       "--against needs --show=DIR, the run that is compared; add it."
     )
   else:
-    config, workdir = configuration.load(
+    config, workdir = command_line.load(
       argv, USAGE, is_training=False, example="configs/evaluate_tiny.py"
     )
     text = main(config, workdir)
@@ -80,7 +80,7 @@ def _folder(argv: Sequence[str], flag: str) -> pathlib.Path | None:
       value = "".join(argv[place : place + 1])
     if not value or value.startswith("--"):
       raise configuration.UsageError(f"--{flag} needs a folder: --{flag}=DIR.")
-    return configuration.local_path(f"--{flag}", value)
+    return command_line.local_path(f"--{flag}", value)
   return None
 
 

@@ -30,7 +30,14 @@ import tqdm
 from absl import flags
 from jax.sharding import Mesh
 
-from toolrl_jax import configuration, footprint, lowering, parts, step_bound
+from toolrl_jax import (
+  command_line,
+  configuration,
+  footprint,
+  lowering,
+  parts,
+  step_bound,
+)
 from toolrl_jax.model import flops, presets, sharding, source, weights
 from toolrl_jax.rollout import sampling
 from toolrl_jax.training.state import TrainState
@@ -144,7 +151,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     arguments, rest = _parse(argv[1:])
     if arguments.topology != "local":
       jax.config.update("jax_platforms", "cpu")
-    config, _ = configuration.load([argv[0], *rest, "--workdir=."], USAGE)
+    config, _ = command_line.load([argv[0], *rest, "--workdir=."], USAGE)
     if arguments.topology == "local":
       parts.prepare_devices(config)
     slice_ = footprint.topology(arguments.topology)
@@ -159,7 +166,7 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-  parser = configuration.FlagParser(
+  parser = command_line.FlagParser(
     prog="toolrl-plan", allow_abbrev=False, add_help=False
   )
   parser.add_argument("--topology")

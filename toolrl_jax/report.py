@@ -14,7 +14,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from toolrl_jax import configuration
+from toolrl_jax import command_line
 from toolrl_jax.reporting import page, runs, settings
 
 # Of a page that may be written over.
@@ -53,7 +53,7 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  parser = configuration.FlagParser(
+  parser = command_line.FlagParser(
     prog="toolrl-report",
     description=_ABOUT,
     epilog=_EXAMPLES,

@@ -21,7 +21,7 @@ import ml_collections
 import uvicorn
 from absl import logging
 
-from toolrl_jax import command, configuration, hosts, parts
+from toolrl_jax import command, command_line, configuration, hosts, parts
 from toolrl_jax.rollout import decode_service, driver, online
 from toolrl_jax.serving import address, app, chat
 
@@ -97,7 +97,7 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 def _run(argv: Sequence[str]) -> None:
   options, rest = parse(argv[1:])
-  config, _ = configuration.load(
+  config, _ = command_line.load(
     [argv[0], *rest, "--workdir=."],
     USAGE,
     is_training=False,
@@ -118,7 +118,7 @@ def parse(argv: Sequence[str]) -> tuple[Options, list[str]]:
   Raises:
     UsageError: A flag has a value that it cannot have.
   """
-  parser = configuration.FlagParser(
+  parser = command_line.FlagParser(
     prog="toolrl-serve", allow_abbrev=False, add_help=False
   )
   parser.add_argument("--http", default="127.0.0.1:8000")

@@ -12,7 +12,6 @@ import contextlib
 import json
 import pathlib
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from etils import epath
 
 from toolrl_jax import (
   command,
+  command_line,
   configuration,
   hosts,
   mirror,
@@ -119,7 +119,7 @@ class Run(NamedTuple):
   compilations: metrics.CompilationCounter
   profiler: profile.StepProfiler
   checkpoints: checkpoint.RunCheckpoints
-  stop: "StopSignal"
+  stop: command.StopSignal
 
 
 class Progress(NamedTuple):
@@ -137,76 +137,14 @@ class Progress(NamedTuple):
   host: dict[str, Any]
 
 
-class StopSignal:
-  """SIGTERM or SIGINT: ends the command at once, or after the running step.
-
-  At once until there is something to save. A second SIGINT does not wait.
-
-  Attributes:
-    is_set: Whether one came while steps ran.
-    status: What the command then exits with.
-  """
-
-  # One Ctrl-C may reach a process twice: from the terminal and from uv.
-  _ONE_PRESS_SECS = 1.0
-
-  def __init__(self):
-    self.is_set = False
-    self.status = command.ToldToStopError.STATUS
-    self._is_deferred = False
-    self._interrupted_at = 0.0
-
-  def defer(self) -> None:
-    """From now on there is something to save first."""
-    self._is_deferred = True
-
-  def __enter__(self) -> "StopSignal":
-    self._previous = {
-      number: signal.signal(number, handle)
-      for number, handle in (
-        (signal.SIGTERM, self._terminate),
-        (signal.SIGINT, self._interrupt),
-      )
-    }
-    return self
-
-  def __exit__(self, *exception: object) -> None:
-    for number, previous in self._previous.items():
-      signal.signal(number, previous)
-
-  def _terminate(self, number, frame):
-    if not self._is_deferred:
-      raise command.ToldToStopError(
-        "SIGTERM before the first step: there was nothing to save; the same "
-        "command starts again"
-      )
-    if not self.is_set:
-      logging.info("SIGTERM: the run ends after this step, with a checkpoint")
-    self.is_set = True
-
-  def _interrupt(self, number, frame):
-    if not self._is_deferred:
-      raise KeyboardInterrupt
-    now = time.monotonic()
-    if not self._interrupted_at:
-      self._interrupted_at = now
-      self.is_set, self.status = True, command.INTERRUPTED
-      logging.info(
-        "interrupted: the run ends after this step, with a checkpoint; once "
-        "more ends it now"
-      )
-    elif now - self._interrupted_at > self._ONE_PRESS_SECS:
-      raise KeyboardInterrupt
-
-
 def run(argv: list[str] | None = None) -> None:
   """Runs the command; a user's mistake ends with one line and status 2."""
   arguments = sys.argv if argv is None else argv
   command.run(
     "toolrl-train",
     lambda: main(
-      *configuration.load(arguments, USAGE),
-      recipe=configuration.recipe_name(arguments),
+      *command_line.load(arguments, USAGE),
+      recipe=command_line.recipe_name(arguments),
     ),
   )
 
@@ -238,7 +176,7 @@ def main(
   files.check()
   folder = parts.own_folder(files.folder)
   with (
-    StopSignal() as stop,
+    command.StopSignal() as stop,
     parts.sole_writer(folder),
     command.WarningFile(folder / "warnings.jsonl"),
   ):
@@ -249,7 +187,7 @@ def _main(
   config: ml_collections.ConfigDict,
   files: mirror.Mirror,
   folder: pathlib.Path,
-  stop: StopSignal,
+  stop: command.StopSignal,
   recipe: str,
 ) -> None:
   """Builds the parts in the order of the data path, and trains.

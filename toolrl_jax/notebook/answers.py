@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from toolrl_jax import configuration, parts, rows, scoring, types
+from toolrl_jax import command_line, configuration, parts, rows, scoring, types
 from toolrl_jax.data import padding
 from toolrl_jax.model import tokenizer
 from toolrl_jax.notebook import commands, tables
@@ -50,7 +50,7 @@ def configured(
     UsageError: A field or its value is wrong.
   """
   arguments = commands.arguments(recipe, ".", settings)
-  return configuration.load(["notebook", *arguments], "", is_training=False)[0]
+  return command_line.load(["notebook", *arguments], "", is_training=False)[0]
 
 
 def ask(

@@ -30,6 +30,9 @@ _QUICK = (
   "training/test_update.py",
 )
 
+# Packages of extras; tests that need one are skipped without it.
+_EXTRAS = ("libtpu", "lm_eval")
+
 
 def pytest_addoption(parser):
   parser.addoption(
@@ -41,7 +44,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-  """Marks the quick subset, and leaves out what needs something not given."""
+  """Marks subsets, and leaves out what needs something not given."""
   tests = _ROOT / "tests"
   needs = {
     "real_weights": (config.getoption("--real-weights"), "--real-weights=PATH"),
@@ -52,6 +55,9 @@ def pytest_collection_modifyitems(config, items):
     name = item.path.relative_to(tests).as_posix()
     if name.startswith(_QUICK):
       item.add_marker(pytest.mark.quick)
+    reasons = [mark.kwargs["reason"] for mark in item.iter_markers("skipif")]
+    if any(package in reason for package in _EXTRAS for reason in reasons):
+      item.add_marker(pytest.mark.extras)
     for marker, (given, how) in needs.items():
       if marker in item.keywords and not given:
         item.add_marker(pytest.mark.skip(reason=f"needs {how}"))

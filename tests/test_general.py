@@ -78,6 +78,7 @@ def test_accuracy_is_that_of_the_model(root_dir, tmp_path):
   assert one["by_seed"]["greedy"]["counts"] == {"own": 3}
 
 
+@pytest.mark.extras
 def test_a_missing_package_or_task_is_one_line(root_dir, tmp_path, capsys):
   fields = {} if _HAS_PACKAGE else {"benchmark.tasks": "('mmlu',)"}
   with pytest.raises(SystemExit) as caught:

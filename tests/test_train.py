@@ -103,26 +103,33 @@ def test_killed_run_resumes_bit_for_bit(environment, whole, tmp_path, moment):
   assert ("resumed from" in said) == (moment != "first_step")
 
 
-@pytest.mark.parametrize(
-  ("number", "word", "status"),
-  [(signal.SIGTERM, "SIGTERM", 75), (signal.SIGINT, "interrupted", 130)],
-)
-def test_signal_saves_and_exits_cleanly(
-  environment, whole, tmp_path, number, word, status
-):
-  process = whole_runs.start(environment, tmp_path)
-  whole_runs.wait_for("first_step", tmp_path, process)
-  # Twice, as a terminal and a process between may send it.
-  process.send_signal(number)
-  process.send_signal(number)
-  said = whole_runs.finish(process, status=status)
-  assert said.count(f"{word}: the run ends after this step") == 1
+def test_sigterm_saves_and_exits_cleanly(environment, whole, tmp_path):
+  said = _stopped(environment, tmp_path, signal.SIGTERM, status=75)
+  assert said.count("SIGTERM: the run ends after this step") == 1
   num_rows = len(whole_runs.rows(tmp_path))
   assert num_rows <= whole_runs.NUM_STEPS
   assert not (tmp_path / "summary.json").exists()
   said = whole_runs.finish(whole_runs.start(environment, tmp_path))
   assert f"resumed from the checkpoint of step {num_rows - 1}" in said
   whole_runs.assert_equal_runs(whole, tmp_path)
+
+
+def test_interrupt_saves_like_sigterm(environment, tmp_path):
+  said = _stopped(environment, tmp_path, signal.SIGINT, status=130)
+  assert said.count("interrupted: the run ends after this step") == 1
+  step = len(whole_runs.rows(tmp_path)) - 1
+  assert f"stopped after step {step}; the same command" in said
+  assert (tmp_path / "checkpoints" / str(step)).is_dir()
+
+
+def _stopped(environment, workdir, number, *, status) -> str:
+  """Stops a run in its first step; returns what it said."""
+  process = whole_runs.start(environment, workdir)
+  whole_runs.wait_for("first_step", workdir, process)
+  # Twice, as a terminal and a process between may send it.
+  process.send_signal(number)
+  process.send_signal(number)
+  return whole_runs.finish(process, status=status)
 
 
 def test_sigterm_before_the_first_step_ends_at_once(

@@ -165,6 +165,34 @@ def test_cancel_frees_the_row_at_the_next_chunk_and_leaves_others_alone(
   asyncio.run(scenario())
 
 
+def test_who_was_cancelled_keeps_no_place(serving, prompts):
+  async def scenario():
+    server = serving(max_waiting=0)
+    go = _slow(server.engine)
+    slots = server.engine.slots
+    gone = server.start(prompts[0], seed=1, num_samples=slots)
+    with pytest.raises(online.BusyError):
+      server.start(prompts[1], seed=1)
+    # Before the engine has heard of it, and not twice.
+    gone.cancel(0)
+    gone.cancel()
+    kept = server.start(prompts[1], seed=1, num_samples=slots)
+    with pytest.raises(online.BusyError):
+      server.start(prompts[2], seed=1)
+    go.release(1000)
+    await _all(kept, slots)
+    await _until(lambda: server.num_open == 0)
+    # One that has ended and is cancelled then gives no place away.
+    kept.cancel()
+    with pytest.raises(online.BusyError):
+      server.start(prompts[0], seed=1, num_samples=1).cancel()
+      for _ in range(slots + 1):
+        server.start(prompts[0], seed=1)
+    go.release(1000)
+
+  asyncio.run(scenario())
+
+
 def test_cancelled_row_ends_on_the_device_too(serving, prompts):
   async def scenario():
     server = serving()

@@ -52,15 +52,24 @@ class Tokens(NamedTuple):
 
 
 class Generation:
-  """The samples of one prompt under way."""
+  """The samples of one prompt under way.
+
+  Attributes:
+    leaving: Samples that were cancelled and have not ended yet.
+  """
 
   def __init__(self, group: Group, driver: RolloutDriver):
     self._group, self._driver = group, driver
+    self.leaving: set[int] = set()
+    self._running = set(range(len(group.requests)))
     self._news: asyncio.Queue[tuple[int, Sequence[int], bool]] = asyncio.Queue()
     self._wanted = set(range(len(group.requests)))
 
   def note(self, sample: int, token_ids: Sequence[int], is_end: bool) -> None:
     """Takes what the driver tells; on the event loop."""
+    if is_end:
+      self._running.discard(sample)
+      self.leaving.discard(sample)
     self._news.put_nowait((sample, token_ids, is_end))
 
   async def tokens(self) -> AsyncIterator[Tokens]:
@@ -88,6 +97,7 @@ class Generation:
     samples = [*self._wanted] if sample is None else [sample]
     for index in samples:
       self._wanted.discard(index)
+      self.leaving |= {index} & self._running
       self._driver.cancel(self._group.requests[index])
 
 
@@ -100,7 +110,6 @@ class OnlineRollout:
     prompt_buckets: Lengths that prompts are padded to.
     max_prompt_tokens: Longest prompt.
     max_tokens: Longest completion, the end token included.
-    num_open: Samples that run or wait.
     is_draining: Nothing new is taken.
   """
 
@@ -125,7 +134,7 @@ class OnlineRollout:
     """
     self.engine, self.driver = engine, driver
     self.max_prompt_tokens, self.max_tokens = max(prompt_buckets), max_tokens
-    self.num_open = 0
+    self._open: dict[Generation, int] = {}  # Samples that have not ended.
     self._num_held = 0
     self.is_draining = False
     self.prompt_buckets = tuple(prompt_buckets)
@@ -179,9 +188,14 @@ class OnlineRollout:
       request.on_progress = functools.partial(_pass_on, loop, hear)
     # An open driver takes any group.
     self.driver.submit(group)
-    self.num_open += num_samples
+    self._open[generation] = num_samples
     self._idle.clear()
     return generation
+
+  @property
+  def num_open(self) -> int:
+    """Samples that run or wait."""
+    return sum(self._open.values())
 
   @contextlib.contextmanager
   def place_held(self, num_samples: int) -> Iterator[None]:
@@ -203,7 +217,9 @@ class OnlineRollout:
       self._num_held -= num_samples
 
   def _require_room(self, num_samples: int) -> None:
-    num_taken = self.num_open + self._num_held
+    # Who was cancelled is out at the next chunk.
+    num_leaving = sum(len(generation.leaving) for generation in self._open)
+    num_taken = self.num_open - num_leaving + self._num_held
     if num_taken + num_samples > self.engine.slots + self._max_waiting:
       raise BusyError(
         f"{num_taken} samples run or wait, and {self.engine.slots} rows "
@@ -276,11 +292,13 @@ class OnlineRollout:
     token_ids: Sequence[int],
     is_end: bool,
   ) -> None:
-    if is_end:
-      self.num_open -= 1
-      if not self.num_open:
-        self._idle.set()
     generation.note(sample, token_ids, is_end)
+    if is_end:
+      self._open[generation] -= 1
+      if not self._open[generation]:
+        del self._open[generation]
+      if not self._open:
+        self._idle.set()
 
 
 def _pass_on(loop, hear, token_ids: Sequence[int], is_end: bool) -> None:

@@ -12,7 +12,8 @@ GOLD = (
 
 def _run(folder):
   with metrics.MetricWriter(folder, total_steps=2, tensorboard=False) as writer:
-    writer.write(0, {"heldout/exact_greedy_frac": 0.25, "heldout/secs": 3.0})
+    before = {"heldout/exact_greedy_frac": 0.25, "heldout/format_frac": 0.5}
+    writer.write(0, before | {"heldout/secs": 3.0})
     writer.write_samples(
       1,
       [
@@ -29,7 +30,10 @@ def _run(folder):
 
 def test_heldout_is_first_and_last(tmp_path):
   table = run_tables.heldout(_run(tmp_path))
-  assert table.rows == (("exact greedy", 0.25, 0.75, 0.5),)
+  assert table.rows == (
+    ("exact greedy", 0.25, 0.75, 0.5),
+    ("format sampled", 0.5, 0.5, 0.0),
+  )
   assert table.caption.endswith("2 steps")
 
 

@@ -26,6 +26,8 @@ def heldout(run: runs.Run) -> tables.Table:
     if name.startswith("heldout/") and not name.endswith("secs"):
       first, last = float(curve.values[0]), float(curve.values[-1])
       label = name.removeprefix("heldout/").removesuffix("_frac")
+      if not label.endswith(("greedy", "sampled")):
+        label += "_sampled"
       rows.append((label.replace("_", " "), first, last, last - first))
   return tables.table(
     ("held-out rows", "before", "after", "change"),

@@ -1,4 +1,4 @@
-"""One way in for the commands that run long: logging, and how they end.
+"""One way in for the commands that run long: logging, signals, their end.
 
 A user's mistake ends with one line and status 2, a run that cannot go on with
 one line and status 1, a run that was told to stop and may go on later with

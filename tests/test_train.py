@@ -114,7 +114,7 @@ def test_sigterm_saves_and_exits_cleanly(environment, whole, tmp_path):
   whole_runs.assert_equal_runs(whole, tmp_path)
 
 
-def test_interrupt_saves_like_sigterm(environment, tmp_path):
+def test_interrupt_saves_like_sigterm(environment, tmp_path, with_interrupts):
   said = _stopped(environment, tmp_path, signal.SIGINT, status=130)
   assert said.count("interrupted: the run ends after this step") == 1
   step = len(whole_runs.rows(tmp_path)) - 1
@@ -146,7 +146,23 @@ def test_sigterm_before_the_first_step_ends_at_once(
   whole_runs.assert_equal_runs(whole, tmp_path)
 
 
-def test_second_interrupt_does_not_wait():
+@pytest.fixture
+def with_interrupts():
+  """Undoes that SIGINT is ignored, as a shell's background job has it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+def test_a_background_job_does_not_hear_of_interrupts(with_interrupts):
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  with command.StopSignal() as stop:
+    stop.defer()
+    signal.raise_signal(signal.SIGINT)
+    assert not stop.is_set
+
+
+def test_second_interrupt_does_not_wait(with_interrupts):
   with command.StopSignal() as stop:
     with pytest.raises(KeyboardInterrupt):
       signal.raise_signal(signal.SIGINT)

@@ -100,6 +100,8 @@ class StopSignal:
         (signal.SIGTERM, self._terminate),
         (signal.SIGINT, self._interrupt),
       )
+      # A shell's background job is not to hear of Ctrl-C.
+      if signal.getsignal(number) != signal.SIG_IGN
     }
     return self
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import ml_collections
 
+from toolrl_jax.parsing import tool_calls
+
 CHOICES: dict[str, tuple[Any, ...]] = {
   "algorithm": ("grpo", "sft"),
   "model.param_dtype": ("float32", "bfloat16"),
@@ -133,7 +135,7 @@ def check(
       raise UsageError(
         f"config.{name} must be at most {_MAX_INT}, got {shortened(value)}."
       )
-    if isinstance(value, str) and not _is_utf8(value):
+    if isinstance(value, str) and not tool_calls.is_utf8(value):
       raise UsageError(f"config.{name} must be UTF-8, got {value[:60]!a}.")
   for name, allowed in CHOICES.items():
     value = value_of(config, name)
@@ -211,14 +213,6 @@ def _check_benchmark(config: ml_collections.ConfigDict) -> None:
       isinstance(value, str) for value in values
     ):
       raise UsageError(f"config.{name} must hold texts, got {values}.")
-
-
-def _is_utf8(text: str) -> bool:
-  try:
-    text.encode("utf-8")
-  except UnicodeEncodeError:
-    return False
-  return True
 
 
 def shortened(value: Any) -> str:

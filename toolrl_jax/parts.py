@@ -21,7 +21,7 @@ import optax
 import transformers
 from absl import logging
 
-from toolrl_jax import configuration, hosts
+from toolrl_jax import configuration, hosts, json_file
 from toolrl_jax.data import padding
 from toolrl_jax.data import sampler as sampler_lib
 from toolrl_jax.model import (
@@ -454,9 +454,7 @@ def write_config(
       changed = ["the older config.json was not readable"]
   for line in changed:
     logging.warning("the configuration changed since the last start: %s", line)
-  partial = path.with_suffix(".partial")
-  partial.write_text(json.dumps(resolved, indent=2, sort_keys=True) + "\n")
-  partial.replace(path)
+  json_file.write(path, resolved, sort_keys=True)
 
 
 def _differences(old: Any, new: Any, name: str) -> list[str]:

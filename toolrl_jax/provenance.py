@@ -5,12 +5,13 @@ Nothing of it decides what a run computes.
 """
 
 import importlib.metadata
-import json
 import pathlib
 import sys
 from typing import NamedTuple
 
 import jax
+
+from toolrl_jax import json_file
 
 _PACKAGES = ("toolrl-jax", "jax", "flax", "google-jetstream", "transformers")
 
@@ -57,7 +58,4 @@ def write(folder: pathlib.Path, made_with: Provenance) -> None:
     "num_processes": jax.process_count(),
     "versions": versions(),
   }
-  path = folder / "run.json"
-  partial = path.with_suffix(".partial")
-  partial.write_text(json.dumps(document, indent=2) + "\n")
-  partial.replace(path)
+  json_file.write(folder / "run.json", document)

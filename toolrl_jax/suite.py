@@ -188,10 +188,11 @@ def check_answers(
   """
   asked = asked_protocol(config)
   for one in benchmarks:
+    header = _header(config, one.name, one.provenance(), asked, served)
     for seed in config.benchmark.seeds:
       path = _answer_path(workdir, one, seed)
       try:
-        records.check(path, _header(config, one, asked, served, seed))
+        records.check(path, header._replace(seed=seed))
       except ValueError as error:
         raise configuration.UsageError(str(error)) from error
 
@@ -270,14 +271,15 @@ def _score_benchmark(
 ) -> dict[str, Any]:
   """Runs one benchmark under every seed; returns its part of the file."""
   chosen = named.items(one)
+  origin = dict(one.provenance())
+  header = _header(config, one.name, origin, asked, served)
   by_seed = {}
   tables: list[Mapping[str, float]] = []
   notes: list[str] = []
   for seed in config.benchmark.seeds:
-    header = _header(config, one, asked, served, seed)
     path = _answer_path(workdir, one, seed)
     try:
-      file = records.AnswerFile(path, header)
+      file = records.AnswerFile(path, header._replace(seed=seed))
     except ValueError as error:
       raise configuration.UsageError(str(error)) from error
     with file:
@@ -309,7 +311,7 @@ def _score_benchmark(
     "headline": one.headline,
     "summary": score_table.summary(tables),
     "notes": notes,
-    "provenance": dict(one.provenance()),
+    "provenance": origin,
     "by_seed": by_seed,
   }
 
@@ -322,19 +324,19 @@ def _answer_path(
 
 def _header(
   config: ml_collections.ConfigDict,
-  one: benchmark.Benchmark,
+  name: str,
+  origin: Mapping[str, str],
   asked: protocol.Protocol,
   served: Served,
-  seed: int,
 ) -> records.Header:
-  """Returns what a file of answers must be made under."""
+  """Returns what files of answers must be made under, with the first seed."""
   return records.Header(
-    one.name,
-    seed,
+    name,
+    config.benchmark.seeds[0],
     asked.record(),
     served.weights,
     {
-      **one.provenance(),
+      **origin,
       "tokenizer": served.tokenizer,
       "compute_dtype": config.model.compute_dtype,
     },

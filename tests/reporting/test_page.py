@@ -160,6 +160,9 @@ def test_page_says_with_what_a_run_was_made(write_run, tmp_path):
     "1,440 rows trained on, 128 held out, 1,049,216 parameters, 8 devices, "
     "TPU v5 lite, jax 1.2.3, odd 4." in _Page(_render(folder)).text
   )
+  # Beside a run of an older version, which has no such file.
+  text = _Page(_render(write_run(tmp_path / "older"), folder)).text
+  assert "one: 1,440 rows trained on" in text and "older: " not in text
   for wrong in (
     {"num_train_rows": "x", "num_params": [1], "device_kind": 3},
     {"versions": [HOSTILE], "num_devices": True},

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from toolrl_jax import json_file
 from toolrl_jax.evaluation import respond
 
 
@@ -49,6 +50,7 @@ class AnswerFile:
     """
     self.path, self._header = path, header
     path.parent.mkdir(parents=True, exist_ok=True)
+    check(path, header)
     self.ended: dict[str, respond.Ended] = self._read()
     self._file = path.open("a", encoding="utf-8")
     if path.stat().st_size == 0:
@@ -83,11 +85,9 @@ class AnswerFile:
     if not lines:
       return {}
     try:
-      header = json.loads(lines[0])
       ended = [_checked(json.loads(line)) for line in lines[1:]]
     except (ValueError, TypeError, RecursionError) as error:
       raise _no_answers(self.path, error) from error
-    _check_header(self.path, header, self._header)
     return {one.id: one for one in ended}
 
 
@@ -106,22 +106,12 @@ def check(path: pathlib.Path, header: Header) -> None:
   try:
     with path.open("rb") as file:
       line = file.readline()
-    found = json.loads(line) if line.endswith(b"\n") else None
+    if not line.endswith(b"\n"):
+      # A process that was killed in its first line left nothing that counts.
+      return
+    found = json.loads(line)
   except (OSError, ValueError, RecursionError) as error:
     raise _no_answers(path, error) from error
-  # A process that was killed in its first line left nothing that counts.
-  if found is not None:
-    _check_header(path, found, header)
-
-
-def _no_answers(path: pathlib.Path, error: Exception) -> ValueError:
-  return ValueError(
-    f"{path} is not a file of answers ({_one_line(error)}); move it "
-    "away or choose another --workdir."
-  )
-
-
-def _check_header(path: pathlib.Path, found: Any, header: Header) -> None:
   wanted = json.loads(json.dumps(header._asdict()))
   if found == wanted:
     return
@@ -132,6 +122,13 @@ def _check_header(path: pathlib.Path, found: Any, header: Header) -> None:
     f"{path} was made with other settings: {what}; choose another --workdir, "
     "or set the fields back (which items are run also depends on "
     "config.benchmark.max_items and categories)."
+  )
+
+
+def _no_answers(path: pathlib.Path, error: Exception) -> ValueError:
+  return ValueError(
+    f"{path} is not a file of answers ({_one_line(error)}); move it "
+    "away or choose another --workdir."
   )
 
 
@@ -174,9 +171,7 @@ def _short(value: Any) -> str:
 
 def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
   """Writes a score file, whole or not at all."""
-  partial = path.with_suffix(".partial")
-  partial.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
-  partial.replace(path)
+  json_file.write(path, scores)
 
 
 def read_scores(path: pathlib.Path) -> dict[str, Any]:

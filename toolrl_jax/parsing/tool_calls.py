@@ -167,7 +167,7 @@ def _render_call(call: types.ToolCall, key: str) -> str:
   """Writes one call as one line of JSON that no reader can mistake."""
   fields = {"name": call.name, key: dict(call.arguments)}
   line = json.dumps(fields, ensure_ascii=False)
-  if not _is_utf8(line):
+  if not is_utf8(line):
     line = json.dumps(fields)
   # A closing tag inside a string would end the block early.
   for tag in (*_CALL, *_THINK, *_RESPONSE):
@@ -175,7 +175,7 @@ def _render_call(call: types.ToolCall, key: str) -> str:
   return line
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
   """Whether the text can be written to a file: no lone surrogates."""
   try:
     text.encode("utf-8")

@@ -14,7 +14,6 @@ JetStream's request has neither temperature nor seed: the server's temperature
 holds, and every request draws its own seed. It knows no templates.
 """
 
-import hmac
 import logging as python_logging
 import secrets
 import time
@@ -26,6 +25,7 @@ from absl import logging
 from google.protobuf import message as protobuf_message
 
 from toolrl_jax.model import text_stream
+from toolrl_jax.rollout import api_key as api_key_lib
 from toolrl_jax.rollout import jetstream_compat, online
 from toolrl_jax.rollout.request import RolloutError
 
@@ -133,10 +133,7 @@ class DecodeService(jetstream_compat.orchestrator.LLMOrchestrator):  # type: ign
     if not self._api_key:
       return
     sent = dict(context.invocation_metadata() or ()).get("authorization", "")
-    scheme, _, key = str(sent).partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(
-      key.strip().encode(), self._api_key.encode()
-    ):
+    if not api_key_lib.is_right(str(sent).encode(), self._api_key):
       await context.abort(
         grpc.StatusCode.UNAUTHENTICATED, "the API key is missing or wrong."
       )

@@ -55,21 +55,20 @@ class Generation:
   """The samples of one prompt under way.
 
   Attributes:
-    leaving: Samples that were cancelled and have not ended yet.
+    running: Samples that the driver has not ended.
+    wanted: Samples whose end has neither been heard nor been asked for.
   """
 
   def __init__(self, group: Group, driver: RolloutDriver):
     self._group, self._driver = group, driver
-    self.leaving: set[int] = set()
-    self._running = set(range(len(group.requests)))
     self._news: asyncio.Queue[tuple[int, Sequence[int], bool]] = asyncio.Queue()
-    self._wanted = set(range(len(group.requests)))
+    self.running = set(range(len(group.requests)))
+    self.wanted = set(self.running)
 
   def note(self, sample: int, token_ids: Sequence[int], is_end: bool) -> None:
     """Takes what the driver tells; on the event loop."""
     if is_end:
-      self._running.discard(sample)
-      self.leaving.discard(sample)
+      self.running.discard(sample)
     self._news.put_nowait((sample, token_ids, is_end))
 
   async def tokens(self) -> AsyncIterator[Tokens]:
@@ -78,13 +77,13 @@ class Generation:
     Raises:
       RolloutError: The engine failed, or the server was stopped.
     """
-    while self._wanted:
+    while self.wanted:
       sample, token_ids, is_end = await self._news.get()
-      if sample not in self._wanted:
+      if sample not in self.wanted:
         continue  # Cancelled.
       request = self._group.requests[sample]
       if is_end:
-        self._wanted.discard(sample)
+        self.wanted.discard(sample)
         if request.error is not None:
           text = " ".join(str(request.error).split())
           raise RolloutError(
@@ -94,10 +93,9 @@ class Generation:
 
   def cancel(self, sample: int | None = None) -> None:
     """Ends one sample, or all; nothing more is heard of it."""
-    samples = [*self._wanted] if sample is None else [sample]
+    samples = [*self.wanted] if sample is None else [sample]
     for index in samples:
-      self._wanted.discard(index)
-      self.leaving |= {index} & self._running
+      self.wanted.discard(index)
       self._driver.cancel(self._group.requests[index])
 
 
@@ -134,7 +132,7 @@ class OnlineRollout:
     """
     self.engine, self.driver = engine, driver
     self.max_prompt_tokens, self.max_tokens = max(prompt_buckets), max_tokens
-    self._open: dict[Generation, int] = {}  # Samples that have not ended.
+    self._open: set[Generation] = set()
     self._num_held = 0
     self.is_draining = False
     self.prompt_buckets = tuple(prompt_buckets)
@@ -188,14 +186,14 @@ class OnlineRollout:
       request.on_progress = functools.partial(_pass_on, loop, hear)
     # An open driver takes any group.
     self.driver.submit(group)
-    self._open[generation] = num_samples
+    self._open.add(generation)
     self._idle.clear()
     return generation
 
   @property
   def num_open(self) -> int:
     """Samples that run or wait."""
-    return sum(self._open.values())
+    return sum(len(generation.running) for generation in self._open)
 
   @contextlib.contextmanager
   def place_held(self, num_samples: int) -> Iterator[None]:
@@ -218,8 +216,9 @@ class OnlineRollout:
 
   def _require_room(self, num_samples: int) -> None:
     # Who was cancelled is out at the next chunk.
-    num_leaving = sum(len(generation.leaving) for generation in self._open)
-    num_taken = self.num_open - num_leaving + self._num_held
+    num_taken = self._num_held + sum(
+      len(generation.running & generation.wanted) for generation in self._open
+    )
     if num_taken + num_samples > self.engine.slots + self._max_waiting:
       raise BusyError(
         f"{num_taken} samples run or wait, and {self.engine.slots} rows "
@@ -293,12 +292,10 @@ class OnlineRollout:
     is_end: bool,
   ) -> None:
     generation.note(sample, token_ids, is_end)
-    if is_end:
-      self._open[generation] -= 1
-      if not self._open[generation]:
-        del self._open[generation]
-      if not self._open:
-        self._idle.set()
+    if not generation.running:
+      self._open.discard(generation)
+    if not self._open:
+      self._idle.set()
 
 
 def _pass_on(loop, hear, token_ids: Sequence[int], is_end: bool) -> None:

@@ -6,7 +6,6 @@ holds text. What a client sends decides nothing but its own answer.
 """
 
 import asyncio
-import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -20,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from toolrl_jax.rollout import api_key as api_key_lib
 from toolrl_jax.serving import chat_documents, chat_request
 from toolrl_jax.serving.api_error import ApiError
 from toolrl_jax.serving.chat import Chat, ChatService, Choice
@@ -64,9 +64,9 @@ def make(service: ChatService, *, name: str, api_key: str = "") -> ASGIApp:
 class _Door:
   """Checks the key, and logs every request once it is over."""
 
-  def __init__(self, app: ASGIApp, api_key: str):
+  def __init__(self, app: ASGIApp, key: str):
     self._app = app
-    self._key = api_key.encode()
+    self._key = key
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
@@ -105,10 +105,7 @@ class _Door:
     if not self._key or not scope["path"].startswith("/v1"):
       return True
     sent = dict(scope["headers"]).get(b"authorization", b"")
-    scheme, _, key = sent.partition(b" ")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(
-      key.strip(), self._key
-    )
+    return api_key_lib.is_right(sent, self._key)
 
 
 class _Routes:
